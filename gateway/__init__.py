@@ -1,0 +1,1 @@
+"""The public face: OpenAI-compatible HTTP, gRPC, the step loop."""

@@ -1,0 +1,1 @@
+"""Serves language models larger than memory: streamed weights, exact speculation, batching."""

@@ -1,0 +1,1 @@
+"""Runs Hugging Face models over ragged batches, weights borrowed layer by layer."""

@@ -1,0 +1,1 @@
+"""The wire: generated stubs, server and client set-up, conversions."""

@@ -1,0 +1,1 @@
+"""The processes beside the gateway; each imports headrace and no other service."""

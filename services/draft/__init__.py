@@ -1,0 +1,1 @@
+"""Guesses the next tokens of every live sequence."""

@@ -1,0 +1,1 @@
+"""Reads layers from storage into shared memory, ahead of the target."""

@@ -1,0 +1,1 @@
+"""Checks proposals in sweeps over the target model's layers."""
