@@ -3,7 +3,7 @@
 A missing or malformed value raises ConfigError with the variable's name and what is expected.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +25,13 @@ class Environment:
     def optional_text(self, name: str) -> str | None:
         """The value, or None when it is missing."""
         return self._values.get(name) or None
+
+    def choice(self, name: str, choices: Sequence[str], default: str) -> str:
+        """One of some words."""
+        value = self._values.get(name) or default
+        if value not in choices:
+            raise ConfigError(f"{name}={value} is unknown: set it to one of {', '.join(choices)}")
+        return value
 
     def integer(self, name: str, default: int | None = None, *, minimum: int = 0) -> int:
         """A whole number of at least minimum."""

@@ -65,7 +65,7 @@ class RpcServer:
 
     async def start(self) -> None:
         """Listen; afterwards `address` holds the real port."""
-        await self._set_all(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._set_all(is_serving=False)
         try:
             port = self.server.add_insecure_port(self.address)
         except RuntimeError:
@@ -78,7 +78,7 @@ class RpcServer:
 
     async def set_serving(self) -> None:
         """Answer SERVING from now on."""
-        await self._set_all(health_pb2.HealthCheckResponse.SERVING)
+        await self._set_all(is_serving=True)
 
     async def drain(self) -> None:
         """Answer NOT_SERVING for good; calls still work."""
@@ -89,7 +89,9 @@ class RpcServer:
         await self.drain()
         await self.server.stop(grace_s)
 
-    async def _set_all(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+    async def _set_all(self, *, is_serving: bool) -> None:
+        response = health_pb2.HealthCheckResponse
+        status = response.SERVING if is_serving else response.NOT_SERVING
         for name in self._service_names:
             await self._health.set(name, status)
 
