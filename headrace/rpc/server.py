@@ -6,7 +6,7 @@ Knows nothing of what the services do.
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -79,6 +79,18 @@ class RpcServer:
     async def set_serving(self) -> None:
         """Answer SERVING from now on."""
         await self._set_all(is_serving=True)
+
+    async def run_until_signal(
+        self, background: Coroutine[Any, Any, None], *, grace_s: float
+    ) -> None:
+        """Serve, with a coroutine beside it, until a signal; then stop both."""
+        await self.start()
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(background)
+            await self.set_serving()
+            await wait_for_signal()
+            await self.stop(grace_s)
+            running.cancel()
 
     async def drain(self) -> None:
         """Answer NOT_SERVING for good; calls still work."""
