@@ -1,10 +1,8 @@
 """The frame that every process runs in: logging, telemetry, a clear end when it cannot start."""
 
 import asyncio
-import ctypes
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -13,15 +11,13 @@ from headrace import telemetry
 from headrace.config import Environment
 from headrace.errors import HeadraceError
 
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 def run_process(name: str, main: Callable[[Environment], Coroutine[Any, Any, None]]) -> None:
     """Run one process to its end.
 
-    Reads HEADRACE_LOG_LEVEL (default INFO), HEADRACE_DIE_WITH_PARENT (1: end when the parent does)
-    and OTEL_EXPORTER_OTLP_ENDPOINT (set: export spans).
+    Reads HEADRACE_LOG_LEVEL (default INFO) and OTEL_EXPORTER_OTLP_ENDPOINT (set: export spans).
 
     Args:
         name: "gateway", "draft", "target" or "streamer".
@@ -35,8 +31,6 @@ def run_process(name: str, main: Callable[[Environment], Coroutine[Any, Any, Non
             format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s",
             stream=sys.stderr,
         )
-        if environment.integer("HEADRACE_DIE_WITH_PARENT", 0):
-            _die_with_parent()
         is_exporting = environment.optional_text("OTEL_EXPORTER_OTLP_ENDPOINT") is not None
         provider = telemetry.set_up(name, is_exporting=is_exporting)
         asyncio.run(main(environment))
@@ -45,11 +39,3 @@ def run_process(name: str, main: Callable[[Environment], Coroutine[Any, Any, Non
     finally:
         if provider is not None:
             provider.shutdown()
-
-
-def _die_with_parent() -> None:
-    """End with the parent, even if it is killed: `headrace serve` leaves nothing behind."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died in between
-        os.kill(os.getpid(), signal.SIGTERM)

@@ -38,13 +38,14 @@ class Span:
         return self._masks[sliding_window]
 
     def _make_mask(self, sliding_window: int | None) -> Tensor | None:
-        is_windowed = sliding_window is not None and self.end > sliding_window
-        if self.num_tokens == 1 and not is_windowed:
+        if sliding_window is not None and self.end <= sliding_window:
+            sliding_window = None  # it reaches back to the first position
+        if self.num_tokens == 1 and sliding_window is None:
             return None
         query = torch.arange(self.start, self.end)[:, None]
         key = torch.arange(self.end)[None, :]
         mask = key <= query
-        if is_windowed:
+        if sliding_window is not None:
             mask &= key > query - sliding_window
         return mask
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from opentelemetry import context as otel_context
 
@@ -196,7 +196,7 @@ class BatchLoop(Generic[AnyJob, Answer]):
             if job.error is not None:
                 pending[1].set_exception(job.error)
             else:
-                pending[1].set_result(job.answer)
+                pending[1].set_result(cast("Answer", job.answer))
         self._window.finished(batch_s, answered)
 
     async def _fail_batch(self, jobs: Sequence[AnyJob], error: HeadraceError) -> None:

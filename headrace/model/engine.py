@@ -13,10 +13,9 @@ from torch import Tensor
 from headrace.errors import CheckpointCorrupt
 from headrace.model.attention import RaggedBatch, Span
 from headrace.model.checkpoint import Checkpoint, TensorSpan, Unit
+from headrace.model.dtypes import TORCH_DTYPES
 from headrace.model.kv_cache import KVCache, KVSequence
 from headrace.model.module import UnboundModule
-
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class LayerSource(Protocol):
@@ -158,5 +157,7 @@ def _load(spans: Sequence[TensorSpan]) -> dict[str, Tensor]:
                 if not num_read:
                     raise CheckpointCorrupt(f"{span.file.name} ends before tensor {span.name}")
                 view = view[num_read:]
-        tensors[span.name] = torch.frombuffer(buffer, dtype=_DTYPES[span.dtype]).view(span.shape)
+        tensors[span.name] = torch.frombuffer(buffer, dtype=TORCH_DTYPES[span.dtype]).view(
+            span.shape
+        )
     return tensors

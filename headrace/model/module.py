@@ -128,7 +128,7 @@ def _build(config: PretrainedConfig, dtype: torch.dtype) -> nn.Module:
     attention.register()
     try:
         with no_init_weights(), _parameters_on_meta():
-            module = AutoModelForCausalLM.from_config(
+            model = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=attention.IMPLEMENTATION
             )
     except (ValueError, ImportError) as error:
@@ -136,8 +136,9 @@ def _build(config: PretrainedConfig, dtype: torch.dtype) -> nn.Module:
             f"{config.model_type} models cannot be served: transformers has no decoder for it "
             f"that takes the attention interface ({error})"
         ) from None
-    module.tie_weights()
-    return module.eval().requires_grad_(requires_grad=False)
+    model.tie_weights()
+    module: nn.Module = model.eval()
+    return module
 
 
 @contextmanager

@@ -6,8 +6,16 @@ Knows nothing of what the services do.
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
+from contextlib import ExitStack, aclosing, contextmanager
 from typing import Any
 
 import grpc
@@ -81,16 +89,17 @@ class RpcServer:
         await self._set_all(is_serving=True)
 
     async def run_until_signal(
-        self, background: Coroutine[Any, Any, None], *, grace_s: float
+        self, *background: Coroutine[Any, Any, None], grace_s: float
     ) -> None:
-        """Serve, with a coroutine beside it, until a signal; then stop both."""
+        """Serve, with coroutines beside it, until a signal; then stop all of it."""
         await self.start()
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(background)
+            running = [tasks.create_task(coroutine) for coroutine in background]
             await self.set_serving()
             await wait_for_signal()
             await self.stop(grace_s)
-            running.cancel()
+            for task in running:
+                task.cancel()
 
     async def drain(self) -> None:
         """Answer NOT_SERVING for good; calls still work."""
@@ -153,12 +162,13 @@ def _wrap_unary(behaviour: Callable[[Any, Context], Awaitable[Any]]) -> Any:
     return wrapped
 
 
-def _wrap_stream(behaviour: Callable[[Any, Context], AsyncIterator[Any]]) -> Any:
+def _wrap_stream(behaviour: Callable[[Any, Context], AsyncGenerator[Any]]) -> Any:
     async def wrapped(request: Any, context: Context) -> AsyncIterator[Any]:
         with _call_scope(context):
             try:
-                async for response in behaviour(request, context):
-                    yield response
+                async with aclosing(behaviour(request, context)) as responses:
+                    async for response in responses:
+                        yield response
             except Exception as error:  # noqa: BLE001 - the boundary of the process
                 await _abort(context, error)
 

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from headrace.acceptance import accept
-from headrace.sampling import probabilities
 from opentelemetry import trace
 from torch import Tensor
 
 from headrace import telemetry
+from headrace.acceptance import accept
 from headrace.errors import HeadraceError
 from headrace.model.batch_loop import Job
 from headrace.model.engine import Engine, Slice
+from headrace.sampling import probabilities
 from headrace.types import Proposal, StepTimings, Verdict
 from services.target.layer_feed import LayerFeed
 from services.target.schedule import Load, plan_sweep
@@ -105,7 +105,7 @@ class Sweeper:
                 self._feed.begin_sweep(self._num_sweeps, _traceparents(spans))
             logits = self._engine.forward([part.slice() for part in parts])
             if self._feed is not None:
-                self._feed.end_sweep()
+                self._feed.end_sweep(self._num_sweeps)
             sweep_ns = time.perf_counter_ns() - began_ns
             stalled_ns, streamed = self._counters()
             stall_ns, bytes_streamed = stalled_ns - stall_ns, streamed - bytes_streamed
@@ -134,7 +134,7 @@ class Sweeper:
             ) as span:
                 acceptance = accept(
                     job.proposal,
-                    lambda index: probabilities(rows[index], sequence.sampling),
+                    lambda index: probabilities(rows[index], sequence.sampling).numpy(),
                     seed=sequence.sampling.seed,
                     first_position=length,
                 )

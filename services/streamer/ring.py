@@ -1,0 +1,52 @@
+"""The slots of one session: a file in shared memory that lives as long as somebody maps it."""
+
+import mmap
+import os
+import secrets
+from pathlib import Path
+
+from headrace.errors import PeerUnavailable
+
+
+class Ring:
+    """num_slots buffers of slot_bytes each, shared with one target.
+
+    The memory goes with the last reference to it: a read that still runs keeps it.
+    """
+
+    def __init__(self, directory: Path, *, slot_bytes: int, num_slots: int) -> None:
+        """Allocate the memory.
+
+        Args:
+            directory: On a memory file system.
+            slot_bytes: A multiple of the page size.
+            num_slots: At least 1.
+
+        Raises:
+            PeerUnavailable: There is not enough shared memory.
+        """
+        self.slot_bytes = slot_bytes
+        self.num_slots = num_slots
+        self.path = directory / f"headrace-{secrets.token_hex(16)}"
+        num_bytes = slot_bytes * num_slots
+        descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, num_bytes)
+            self._memory = mmap.mmap(descriptor, num_bytes)
+        except OSError as error:
+            self.unlink()
+            raise PeerUnavailable(
+                f"no shared memory for {num_slots} slots of {slot_bytes:,} bytes "
+                f"({os.strerror(error.errno or 0)}): enlarge it or configure fewer slots"
+            ) from None
+        finally:
+            os.close(descriptor)
+        self._view = memoryview(self._memory)
+
+    def slot(self, index: int) -> memoryview:
+        """The memory of one slot."""
+        return self._view[index * self.slot_bytes : (index + 1) * self.slot_bytes]
+
+    def unlink(self) -> None:
+        """Remove the name: whoever mapped the memory keeps it, nobody else can find it."""
+        self.path.unlink(missing_ok=True)
