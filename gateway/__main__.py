@@ -1,0 +1,23 @@
+"""The gateway process: config, serve, drain."""
+
+import logging
+
+from gateway.config import Config
+from gateway.gateway import running_gateway
+from headrace.config import Environment
+from headrace.process import run_process
+from headrace.rpc.server import wait_for_signal
+
+
+async def main(environment: Environment) -> None:
+    """Serve until a signal, then let the live requests finish."""
+    # At level DEBUG it would log what it sends: outputs do not belong in logs.
+    logging.getLogger("sse_starlette").setLevel(logging.INFO)
+    config = Config.from_environment(environment)
+    async with running_gateway(config) as gateway:
+        await wait_for_signal()
+        await gateway.drain(config.drain_s)
+
+
+if __name__ == "__main__":
+    run_process("gateway", main)
