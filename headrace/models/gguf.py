@@ -1,25 +1,42 @@
-"""A GGUF file turned into a Hugging Face directory with bf16 safetensors."""
+"""A GGUF file turned into a Hugging Face directory with bf16 safetensors.
 
+python -m headrace.models.gguf GGUF_FILE DIRECTORY
+"""
+
+import subprocess
+import sys
 from pathlib import Path
+
+from headrace.errors import ConfigError
 
 
 def convert_gguf(gguf: Path, directory: Path) -> None:
     """Write a model, its tokenizer and its chat template.
 
-    Quantised weights are expanded to bf16, so that the directory is an ordinary checkpoint.
+    Quantised weights are expanded to bf16, so that the directory is an ordinary checkpoint. Runs
+    in a process of its own: the caller stays free of torch and of the memory it takes.
 
     Args:
         gguf: A GGUF file of an architecture that transformers knows.
         directory: An existing, empty directory.
+
+    Raises:
+        ConfigError: The conversion failed.
     """
-    # Imported here: they take seconds, and only a first fetch needs them.
+    command = [sys.executable, "-m", "headrace.models.gguf", str(gguf), str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        reason = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise ConfigError(f"cannot convert {gguf.name}: {reason[0]}")
+
+
+def _convert(gguf: Path, directory: Path) -> None:
+    # Imported here, in the process that converts.
     import torch
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
     source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     config = AutoConfig.from_pretrained(**source, dtype=torch.bfloat16)
     with torch.device("meta"):
@@ -38,3 +55,7 @@ def convert_gguf(gguf: Path, directory: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(**source)
     tokenizer.model_max_length = config.max_position_embeddings  # a GGUF does not tell
     tokenizer.save_pretrained(directory)
+
+
+if __name__ == "__main__":
+    _convert(Path(sys.argv[1]), Path(sys.argv[2]))

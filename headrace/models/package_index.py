@@ -27,8 +27,11 @@ def wheel_url(requirement: str) -> str:
     except subprocess.TimeoutExpired:
         raise ConfigError("pip did not answer: check its index with `pip config list`") from None
     if answer.returncode != 0:
+        reasons = [
+            line for line in answer.stderr.splitlines() if "No module" in line or "ERROR" in line
+        ]
         raise ConfigError(
-            f"pip cannot find {requirement}: check that it reaches its index "
-            f"(`{sys.executable} -m pip download --no-deps {requirement}`)\n{answer.stderr.strip()}"
+            f"pip cannot find {requirement}: check the index that pip is configured with"
+            + "".join(f"\n  {reason}" for reason in reasons)
         )
     return str(json.loads(answer.stdout)["install"][0]["download_info"]["url"])
