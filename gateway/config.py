@@ -20,6 +20,7 @@ class Config:
     rpc_address: str
     model_name: str | None
     """None: the target's own name."""
+    default_max_tokens: int
     gamma: int
     max_live_sequences: int
     max_waiting_sequences: int
@@ -41,6 +42,7 @@ class Config:
             http_address=environment.text("HEADRACE_HTTP_ADDRESS", "127.0.0.1:8001"),
             rpc_address=environment.text("HEADRACE_GRPC_ADDRESS", "127.0.0.1:50051"),
             model_name=environment.optional_text("HEADRACE_MODEL_NAME"),
+            default_max_tokens=environment.integer("HEADRACE_DEFAULT_MAX_TOKENS", 1_024, minimum=1),
             gamma=environment.integer("HEADRACE_GAMMA", 4),
             max_live_sequences=environment.integer("HEADRACE_MAX_LIVE_SEQUENCES", 64, minimum=1),
             max_waiting_sequences=environment.integer("HEADRACE_MAX_WAITING_SEQUENCES", 256),

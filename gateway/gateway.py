@@ -151,6 +151,7 @@ def _inference(
         model_name=backend.model_name,
         tokenizer=backend.tokenizer,
         max_length=models.max_length,
+        default_max_tokens=config.default_max_tokens,
         default_gamma=config.gamma,
     )
     return Inference(intake=intake, generations=generations, metrics=backend.metrics)

@@ -23,7 +23,13 @@ class Intake:
     """Checks requests against one model."""
 
     def __init__(
-        self, *, model_name: str, tokenizer: Tokenizer, max_length: int, default_gamma: int
+        self,
+        *,
+        model_name: str,
+        tokenizer: Tokenizer,
+        max_length: int,
+        default_max_tokens: int,
+        default_gamma: int,
     ) -> None:
         """Set the limits.
 
@@ -31,11 +37,14 @@ class Intake:
             model_name: The only model.
             tokenizer: Its tokenizer.
             max_length: Tokens of prompt and output together, at most.
+            default_max_tokens: Output tokens of a request that names no limit; KV is reserved for
+                all of them.
             default_gamma: Draft tokens per step where the request leaves it to the gateway.
         """
         self.model_name = model_name
         self.max_length = max_length
         self._tokenizer = tokenizer
+        self._default_max_tokens = default_max_tokens
         self._default_gamma = default_gamma
 
     async def spec(self, request: InferenceRequest) -> GenerationSpec:
@@ -121,7 +130,7 @@ class Intake:
                 f"of {self.max_length} has room for {room}: ask for at most {room}",
                 param="max_tokens",
             )
-        return room if wanted is None else wanted
+        return min(room, self._default_max_tokens) if wanted is None else wanted
 
 
 def _sampling(request: InferenceRequest) -> SamplingParams:

@@ -28,7 +28,7 @@ class InferenceRequest:
     model: str | None = None
     """None: the only one."""
     max_tokens: int | None = None
-    """None: up to the context limit."""
+    """None: as many as the gateway gives by default."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0

@@ -38,6 +38,14 @@ def acceptance_probability(target_prob: float, draft_prob: float) -> float:
     return min(1.0, target_prob / draft_prob)
 
 
+def is_accepted(number: float, chance: float) -> bool:
+    """Whether a uniform number in [0, 1) lets a draft token with this chance survive.
+
+    Strictly below: 0 is a number that comes, and must not accept what the target rules out.
+    """
+    return number < chance
+
+
 def residual(target_row: Row, draft_row: SparseRow) -> Row:
     """What is left of the target where the draft did not cover it: norm(max(0, target - draft)).
 
@@ -75,8 +83,7 @@ def accept(
         draft_row = proposal.draft_rows[index]
         draft_prob = _draft_prob(draft_row, token_id, vocab_size=row.size)
         chance = acceptance_probability(float(row[token_id]), draft_prob)
-        # Strictly below: a number of 0 must not accept a token that the target rules out.
-        if not uniform(seed, position, Purpose.ACCEPT) < chance:
+        if not is_accepted(uniform(seed, position, Purpose.ACCEPT), chance):
             recovered = draw(residual(row, draft_row), uniform(seed, position, Purpose.RECOVER))
             return Acceptance(
                 num_accepted=index, output_token_ids=(*proposal.token_ids[:index], recovered)

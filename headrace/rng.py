@@ -2,13 +2,17 @@
 
 Any process can draw the number that belongs to a position of a sequence again, whatever was drawn
 before it, and two purposes never share a number. The generator is Philox4x64-10 (Salmon et al.
-2011, "Parallel random numbers: as easy as 1, 2, 3"), as numpy has it.
+2011, "Parallel random numbers: as easy as 1, 2, 3"), in plain integers: the same on every platform,
+and for one number at a time faster than to make a generator of numpy's.
 """
 
 import hashlib
 from enum import IntEnum
 
-import numpy as np
+_MASK = 2**64 - 1
+_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+_KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+_NUM_ROUNDS = 10
 
 
 class Purpose(IntEnum):
@@ -32,8 +36,7 @@ def uniform(seed: int, position: int, purpose: Purpose) -> float:
         position: Index in the sequence, prompt included, of the token that is decided.
         purpose: What for.
     """
-    generator = np.random.Philox(key=seed, counter=(int(purpose) << 192) | (position << 128))
-    return (int(generator.random_raw()) >> 11) * 2.0**-53
+    return (_philox_word(seed, position, int(purpose)) >> 11) * 2.0**-53
 
 
 def choice_seed(seed: int, index: int) -> int:
@@ -42,3 +45,15 @@ def choice_seed(seed: int, index: int) -> int:
         return seed
     digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+def _philox_word(key: int, counter_0: int, counter_1: int) -> int:
+    """First word of Philox4x64-10: key (key, 0), counter (counter_0, counter_1, 0, 0)."""
+    word_0, word_1, word_2, word_3 = counter_0, counter_1, 0, 0
+    key_0, key_1 = key, 0
+    for _ in range(_NUM_ROUNDS):
+        product_0, product_1 = _MULTIPLIERS[0] * word_0, _MULTIPLIERS[1] * word_2
+        word_0, word_1 = (product_1 >> 64) ^ word_1 ^ key_0, product_1 & _MASK
+        word_2, word_3 = (product_0 >> 64) ^ word_3 ^ key_1, product_0 & _MASK
+        key_0, key_1 = (key_0 + _KEY_STEPS[0]) & _MASK, (key_1 + _KEY_STEPS[1]) & _MASK
+    return word_0

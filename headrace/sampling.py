@@ -1,7 +1,8 @@
 """From logits to probabilities to a token: the one definition that draft and target both use.
 
-Temperature, then top-k, then top-p, as transformers' own warpers define them. Greedy is a row that
-is one-hot on the first largest logit, so that nothing after it needs to know.
+Temperature, then top-k, then top-p, as transformers' own warpers define them. Among equals the
+lower token id comes first, always, so that a row never depends on a sort's whims. Greedy is a row
+that is one-hot on the first largest logit, so that nothing after it needs to know.
 """
 
 import numpy as np
@@ -14,6 +15,9 @@ from headrace.types import SamplingParams, SparseRow
 
 _FIRST_TOP_P_TOKENS = 1024
 """Top-p rarely reaches further: sorting a whole vocabulary costs milliseconds a row."""
+
+_MIN_TEMPERATURE = torch.finfo(torch.float32).tiny
+"""Below it a float32 division gives NaN; at it the row is one-hot already, ties aside."""
 
 
 def probabilities(logits: Tensor, sampling: SamplingParams) -> Tensor:
@@ -38,10 +42,10 @@ def probabilities(logits: Tensor, sampling: SamplingParams) -> Tensor:
         row[logits.argmax()] = 1.0
         return row
     # The largest becomes 0, so that no temperature can overflow.
-    scaled = (logits - largest) / sampling.temperature
+    scaled = (logits - largest) / max(sampling.temperature, _MIN_TEMPERATURE)
     if 0 < sampling.top_k < scaled.numel():
-        smallest_kept = scaled.topk(sampling.top_k).values[-1]
-        scaled = scaled.masked_fill(scaled < smallest_kept, float("-inf"))
+        kept = _largest(scaled, sampling.top_k)
+        scaled = torch.full_like(scaled, float("-inf")).index_copy(0, kept, scaled[kept])
     row = scaled.softmax(-1)
     return row if sampling.top_p == 1.0 else _keep_top_p(row, sampling.top_p)
 
@@ -73,12 +77,10 @@ def sparse_row(probs: Tensor, max_tokens: int) -> SparseRow:
     Returns:
         Its tokens by falling probability.
     """
-    largest = probs.topk(min(max_tokens, probs.numel()))
-    is_positive = largest.values > 0
-    kept = largest.values[is_positive]
-    return SparseRow(
-        token_ids=largest.indices[is_positive].numpy(), probs=(kept / kept.sum()).numpy()
-    )
+    token_ids = _largest(probs, min(max_tokens, probs.numel()))
+    token_ids = token_ids[probs[token_ids] > 0]
+    kept = probs[token_ids]
+    return SparseRow(token_ids=token_ids.numpy(), probs=(kept / kept.sum()).numpy())
 
 
 def draw_from_row(row: SparseRow, uniform: float) -> int:
@@ -88,14 +90,31 @@ def draw_from_row(row: SparseRow, uniform: float) -> int:
 
 def _keep_top_p(row: Tensor, top_p: float) -> Tensor:
     """Keep the smallest set of tokens whose mass reaches top_p, at least one."""
-    num_sorted = min(_FIRST_TOP_P_TOKENS, row.numel())
-    probs, token_ids = row.topk(num_sorted)
-    if num_sorted < row.numel() and float(probs.sum(dtype=torch.float64)) < top_p:
-        probs, token_ids = row.sort(descending=True)
-    mass_before = probs.cumsum(0, dtype=torch.float64) - probs
+    token_ids = _largest(row, min(_FIRST_TOP_P_TOKENS, row.numel()))
+    if float(row[token_ids].sum(dtype=torch.float64)) < top_p:
+        token_ids = _largest(row, row.numel())
+    mass = row[token_ids].double()
+    mass_before = mass.cumsum(0) - mass
     is_kept = mass_before < top_p
     is_kept[0] = True
     kept = token_ids[is_kept]
     result = torch.zeros_like(row)
     result[kept] = row[kept]
     return result / result.sum()
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """[count] indices of the largest values, falling; among equals the lower index comes first.
+
+    Args:
+        values: [V].
+        count: 1 to V.
+    """
+    if count == values.numel():
+        return values.sort(descending=True, stable=True).indices
+    # topk is far cheaper than a sort, but which of several equals it takes is not defined.
+    smallest = values.topk(count).values[-1]
+    above = (values > smallest).nonzero()[:, 0]
+    equal = (values == smallest).nonzero()[: count - above.numel(), 0]
+    indices = torch.cat([above, equal])
+    return indices[values[indices].sort(descending=True, stable=True).indices]

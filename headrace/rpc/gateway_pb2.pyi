@@ -40,7 +40,7 @@ class GenerateRequest(_message.Message):
     prompt: _builtins.str
     """Raw text, continued as it is."""
     max_tokens: _builtins.int
-    """Output tokens at most; absent: up to the context limit."""
+    """Output tokens at most; absent: as many as the server gives by default."""
     temperature: _builtins.float
     """0 is greedy. Default 1."""
     top_p: _builtins.float

@@ -6,7 +6,8 @@ holds it against the real one). A mutant is a `Rules` with one piece replaced.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,10 +23,6 @@ Row = NDArray[np.floating]
 Prefix = tuple[int, ...]
 
 
-def is_below(uniform: float, chance: float) -> bool:
-    return uniform < chance
-
-
 def residual(target_row: Row, sent_row: SparseRow, rejected_id: int) -> Row:
     return acceptance.residual(target_row, sent_row)
 
@@ -35,7 +32,7 @@ class Rules:
     """Every piece that a mutant may replace."""
 
     residual: Callable[[Row, SparseRow, int], Row] = residual
-    is_kept: Callable[[float, float], bool] = is_below
+    is_accepted: Callable[[float, float], bool] = acceptance.is_accepted
     uniform: Callable[[int, int, Purpose], float] = rng.uniform
 
 
@@ -53,7 +50,7 @@ def accept_by(
         row, sent = target_row(index), proposal.draft_rows[index]
         sent_prob = float(sent.probs[sent.token_ids == token_id].sum())
         chance = acceptance.acceptance_probability(float(row[token_id]), sent_prob)
-        if not rules.is_kept(rules.uniform(seed, position, Purpose.ACCEPT), chance):
+        if not rules.is_accepted(rules.uniform(seed, position, Purpose.ACCEPT), chance):
             left = rules.residual(row, sent, token_id)
             token = draw(left, rules.uniform(seed, position, Purpose.RECOVER))
             return Acceptance(
@@ -116,8 +113,8 @@ def _outcomes(
 ) -> Iterator[tuple[Prefix, float]]:
     target = case.target(prefix)
     if len(prefix) == case.gamma:
-        for token in np.flatnonzero(target):
-            yield (*prefix, int(token)), weight * float(target[token])
+        for bonus in map(int, np.flatnonzero(target)):
+            yield (*prefix, bonus), weight * float(target[bonus])
         return
     drawn, sent = case.drawn(prefix), case.sent(prefix)
     for token in map(int, np.flatnonzero(drawn)):
@@ -151,71 +148,78 @@ class SampledCase:
     sampling: SamplingParams
     gamma: int
 
+    @property
+    def vocab_size(self) -> int:
+        return int(self.target_logits.shape[1])
 
-def sample_outputs(
-    case: SampledCase, rules: Rules, *, num_trials: int, use_production: bool
-) -> NDArray[np.int64]:
-    """[num_trials, gamma + 1] the first tokens of many speculative decodes, through real draws."""
-    vocab_size = case.target_logits.shape[1]
-    targets = [
-        probabilities(torch.from_numpy(row), case.sampling).numpy() for row in case.target_logits
-    ]
-    drafts = [
-        sparse_row(probabilities(torch.from_numpy(row), case.sampling), 128)
-        for row in case.draft_logits
-    ]
-    rest = np.random.default_rng(11)
+
+class Accept(Protocol):
+    """`headrace.acceptance.accept`, or a mutant of it."""
+
+    def __call__(
+        self,
+        proposal: Proposal,
+        target_row: Callable[[int], Row],
+        *,
+        seed: int,
+        first_position: int,
+    ) -> Acceptance: ...
+
+
+def sample_outputs(case: SampledCase, accept: Accept, *, num_trials: int) -> NDArray[np.int64]:
+    """[num_trials, gamma + 1] what many speculative decodes give, one seed each.
+
+    Each goes on step by step, as a gateway does, so that positions whose draft token was cast away
+    draw with the same numbers again.
+    """
+    targets = [_probabilities(row, case).numpy() for row in case.target_logits]
+    drafts = [sparse_row(_probabilities(row, case), 128) for row in case.draft_logits]
+    start = case.vocab_size
     outputs = np.empty((num_trials, case.gamma + 1), dtype=np.int64)
     for seed in range(num_trials):
-        tokens, rows, previous = [], [], vocab_size
-        for position in range(case.gamma):
-            rows.append(drafts[previous])
-            previous = draw_from_row(rows[-1], rules.uniform(seed, position, Purpose.DRAFT))
-            tokens.append(previous)
-        proposal = Proposal(token_ids=tuple(tokens), draft_rows=tuple(rows))
-        before = (vocab_size, *tokens)
-
-        def target_row(index: int, before: Prefix = before) -> Row:
-            return targets[before[index]]
-
-        if use_production:
-            result = acceptance.accept(proposal, target_row, seed=seed, first_position=0)
-        else:
-            result = accept_by(rules, proposal, target_row, seed=seed, first_position=0)
-        output = list(result.output_token_ids)
-        while len(output) <= case.gamma:
-            output.append(draw(targets[output[-1]], rest.random()))
-        outputs[seed] = output
+        tokens: list[int] = []
+        while len(tokens) <= case.gamma:
+            before, rows = [tokens[-1] if tokens else start], []
+            for position in range(len(tokens), case.gamma):
+                rows.append(drafts[before[-1]])
+                number = rng.uniform(seed, position, Purpose.DRAFT)
+                before.append(draw_from_row(rows[-1], number))
+            step = accept(
+                Proposal(token_ids=tuple(before[1:]), draft_rows=tuple(rows)),
+                [targets[token] for token in before].__getitem__,
+                seed=seed,
+                first_position=len(tokens),
+            )
+            tokens += step.output_token_ids
+        outputs[seed] = tokens
     return outputs
 
 
 def chi_square_excess(outputs: NDArray[np.int64], case: SampledCase) -> float:
     """How far the worst statistic is from its bound df + 10 sqrt(2 df); positive fails.
 
-    Statistics: each token's marginal, and the first two tokens together; bins that expect fewer
-    than 5 are merged.
+    Statistics: each token alone, and every pair of them.
     """
-    vocab_size = case.target_logits.shape[1]
-    rows = np.stack(
-        [
-            probabilities(torch.from_numpy(row), case.sampling).numpy().astype(np.float64)
-            for row in case.target_logits
-        ]
-    )
-    marginal = rows[vocab_size]
-    expected = [marginal, (marginal[:, None] * rows[:vocab_size]).ravel()]
-    observed = [outputs[:, 0], outputs[:, 0] * vocab_size + outputs[:, 1]]
-    for index in range(1, outputs.shape[1]):
-        marginal = marginal @ rows[:vocab_size]
-        expected.append(marginal)
-        observed.append(outputs[:, index])
-    return max(
-        _excess(np.bincount(seen, minlength=probs.size), probs * len(outputs))
-        for seen, probs in zip(observed, expected, strict=True)
-    )
+    rows = np.stack([_probabilities(row, case).double().numpy() for row in case.target_logits])
+    joint = rows[case.vocab_size]
+    for _ in range(case.gamma):
+        joint = joint[..., None] * rows[: case.vocab_size]
+    places = range(outputs.shape[1])
+    worst = -np.inf
+    for chosen in [*combinations(places, 1), *combinations(places, 2)]:
+        law = joint.sum(axis=tuple(place for place in places if place not in chosen))
+        seen = np.ravel_multi_index(tuple(outputs[:, chosen].T), law.shape)
+        counts = np.bincount(seen, minlength=law.size)
+        worst = max(worst, _excess(counts, law.ravel() * len(outputs)))
+    return worst
+
+
+def _probabilities(logits: NDArray[np.float32], case: SampledCase) -> torch.Tensor:
+    return probabilities(torch.from_numpy(logits), case.sampling)
 
 
 def _excess(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
+    """Pearson's statistic less its bound; bins that expect fewer than 5 are merged."""
     is_large = expected >= 5
     counts_merged = np.append(counts[is_large], counts[~is_large].sum())
     expected_merged = np.append(expected[is_large], expected[~is_large].sum())
@@ -226,4 +230,4 @@ def _excess(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
         ((counts_merged - expected_merged)[is_used] ** 2 / expected_merged[is_used]).sum()
     )
     degrees = int(is_used.sum()) - 1
-    return statistic - (degrees + 10 * (2 * degrees) ** 0.5)
+    return float(statistic - (degrees + 10 * (2 * degrees) ** 0.5))

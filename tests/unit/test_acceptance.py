@@ -84,5 +84,5 @@ def test_a_draft_token_must_come_from_its_row_and_the_vocabulary(
     probs = np.full(len(ids), 1 / len(ids), dtype=np.float32)
     row = SparseRow(token_ids=np.array(ids), probs=probs)
     proposal = Proposal(token_ids=(token_id,), draft_rows=(row,))
-    with pytest.raises((ShapeMismatch, IndexError)):
+    with pytest.raises(ShapeMismatch):
         accept(proposal, lambda _: np.array([0.5, 0.5]), seed=0, first_position=0)

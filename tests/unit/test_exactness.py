@@ -7,6 +7,7 @@ form.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace import rng
-from headrace.acceptance import accept
+from headrace.acceptance import accept, is_accepted
 from headrace.rng import Purpose
 from headrace.sampling import probabilities
 from headrace.types import Proposal, SamplingParams, SparseRow
@@ -37,14 +38,23 @@ from tests.support.exactness import (
 KINDS = ("random", "equal", "zeros", "one-hot", "top-k")
 
 
+def normalised(weights: Row) -> Row:
+    row: Row = weights / weights.sum()
+    return row
+
+
+def one_hot(row: Row) -> Row:
+    hot: Row = (np.arange(row.size) == row.argmax()).astype(np.float64)
+    return hot
+
+
 def softmax(logits: Row) -> Row:
-    weights = np.exp(logits - logits.max())
-    return weights / weights.sum()
+    weights: Row = np.exp(logits - logits.max())
+    return normalised(weights)
 
 
 def top_k(row: Row, count: int) -> Row:
-    kept = np.where(row >= np.sort(row)[-count], row, 0.0)
-    return kept / kept.sum()
+    return normalised(np.where(row >= np.sort(row)[-count], row, 0.0))
 
 
 def logits_of(prefix: Prefix, vocab_size: int, salt: int) -> Row:
@@ -58,21 +68,16 @@ def make_case(kind: str, vocab_size: int, gamma: int, salt: int) -> Case:
     def target(prefix: Prefix) -> Row:
         row = softmax(logits_of(prefix, vocab_size, salt))
         if kind == "zeros" and vocab_size > 1:
-            row = row.copy()
             row[len(prefix) % vocab_size] = 0.0
-        if kind == "one-hot":
-            row = (np.arange(vocab_size) == row.argmax()).astype(np.float64)
-        return row / row.sum()
+        return one_hot(row) if kind == "one-hot" else normalised(row)
 
     def draft(prefix: Prefix) -> Row:
         if kind == "equal":
             return target(prefix)
         row = softmax(logits_of(prefix, vocab_size, salt + 1_000))
         if kind == "one-hot":
-            row = (np.arange(vocab_size) == row.argmax()).astype(np.float64)
-        if kind in ("top-k", "zeros"):
-            row = top_k(row, max(1, vocab_size // 2))
-        return row
+            return one_hot(row)
+        return top_k(row, max(1, vocab_size // 2)) if kind in ("top-k", "zeros") else row
 
     return Case(vocab_size=vocab_size, gamma=gamma, target=target, drawn=draft, sent=draft)
 
@@ -89,11 +94,7 @@ def test_closed_form_total_variation_is_zero(kind: str, vocab_size: int) -> None
 
 
 def argmax_with_softmax_rows(case: Case) -> Case:
-    def drawn(prefix: Prefix) -> Row:
-        row = case.drawn(prefix)
-        return (np.arange(row.size) == row.argmax()).astype(np.float64)
-
-    return replace(case, drawn=drawn)
+    return replace(case, drawn=lambda prefix: one_hot(case.drawn(prefix)))
 
 
 def rows_before_top_k(case: Case) -> Case:
@@ -101,11 +102,7 @@ def rows_before_top_k(case: Case) -> Case:
 
 
 def rows_at_another_temperature(case: Case) -> Case:
-    def drawn(prefix: Prefix) -> Row:
-        sharper = case.sent(prefix) ** (1 / 0.8)
-        return sharper / sharper.sum()
-
-    return replace(case, drawn=drawn)
+    return replace(case, drawn=lambda prefix: normalised(case.sent(prefix) ** (1 / 0.8)))
 
 
 def unchanged(case: Case) -> Case:
@@ -119,7 +116,7 @@ def resample_from_target(target_row: Row, sent_row: SparseRow, rejected_id: int)
 def zero_the_rejected_token(target_row: Row, sent_row: SparseRow, rejected_id: int) -> Row:
     left = target_row.copy()
     left[rejected_id] = 0.0
-    return left / left.sum() if left.sum() > 0 else target_row
+    return normalised(left) if left.sum() > 0 else target_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +163,7 @@ def sampled_case(kind: str) -> SampledCase:
 @pytest.mark.parametrize("kind", ["opposed", "aligned"])
 def test_sampled_outputs_follow_the_target(kind: str) -> None:
     case = sampled_case(kind)
-    outputs = sample_outputs(case, Rules(), num_trials=200_000, use_production=True)
+    outputs = sample_outputs(case, accept, num_trials=200_000)
     assert chi_square_excess(outputs, case) < 0
 
 
@@ -189,24 +186,25 @@ def draft_and_test_share_a_number(seed: int, position: int, purpose: Purpose) ->
 )
 def test_sampling_kills(uniform: Callable[[int, int, Purpose], float], kind: str) -> None:
     case = sampled_case(kind)
-    outputs = sample_outputs(case, Rules(uniform=uniform), num_trials=60_000, use_production=False)
+    mutant = partial(accept_by, Rules(uniform=uniform))
+    outputs = sample_outputs(case, mutant, num_trials=60_000)
     assert chi_square_excess(outputs, case) > 0
 
 
-def always_zero(seed: int, position: int, purpose: Purpose) -> float:
-    return 0.0
+def accepted_up_to_its_chance(number: float, chance: float) -> bool:
+    return number <= chance
 
 
-@pytest.mark.parametrize(
-    ("is_kept", "num_accepted"), [(lambda u, c: u < c, 0), (lambda u, c: u <= c, 1)]
-)
-def test_a_number_of_zero_tells_below_from_not_above(
-    is_kept: Callable[[float, float], bool], num_accepted: int
-) -> None:
-    proposal = Proposal(token_ids=(0,), draft_rows=(sparse(np.array([1.0, 0.0])),))
-    rules = Rules(uniform=always_zero, is_kept=is_kept)
-    result = accept_by(rules, proposal, lambda _: np.array([0.0, 1.0]), seed=0, first_position=0)
-    assert result.num_accepted == num_accepted
+def test_a_number_of_zero_never_accepts_what_the_target_rules_out() -> None:
+    def accepts_it(is_accepted: Callable[[float, float], bool]) -> int:
+        proposal = Proposal(token_ids=(0,), draft_rows=(sparse(np.array([1.0, 0.0])),))
+        rules = Rules(uniform=lambda *_: 0.0, is_accepted=is_accepted)
+        ruled_out = np.array([0.0, 1.0])
+        step = accept_by(rules, proposal, lambda _: ruled_out, seed=0, first_position=0)
+        return step.num_accepted
+
+    assert accepts_it(is_accepted) == 0
+    assert accepts_it(accepted_up_to_its_chance) == 1, "the mutant lives"
 
 
 def test_the_loop_that_the_mutants_break_is_productions() -> None:

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from scipy import stats
 
 from headrace.rng import Purpose, choice_seed, uniform
@@ -44,9 +45,18 @@ def test_neighbouring_seeds_and_positions_are_independent() -> None:
 
 
 def test_the_generator_is_philox_as_published() -> None:
-    # First word of Philox4x64-10 for key 0 and counter 1 (numpy counts up before it draws);
-    # the value for counter 0 is in the paper's known-answer tests: 16554d9eca36314c.
-    assert int(np.random.Philox(key=0, counter=2**256 - 1).random_raw()) == 0x16554D9ECA36314C
+    # The paper's known-answer test for key 0 and counter 0.
+    assert uniform(0, 0, Purpose.DRAFT) == (0x16554D9ECA36314C >> 11) * 2.0**-53
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12_345, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("position", [0, 1, 4_095, 2**40])
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_every_number_is_numpys_philox_too(seed: int, position: int, purpose: Purpose) -> None:
+    counter = position + (purpose << 64)
+    # numpy counts up before it draws.
+    theirs = np.random.Philox(key=seed, counter=(counter - 1) % 2**256).random_raw()
+    assert uniform(seed, position, purpose) == (int(theirs) >> 11) * 2.0**-53
 
 
 def test_the_first_choice_has_the_requests_own_seed() -> None:

@@ -48,9 +48,33 @@ def test_greedy_is_one_hot_on_the_first_largest_logit() -> None:
     assert row.tolist() == [0.0, 1.0, 0.0, 0.0]
 
 
-def test_a_tiny_temperature_neither_overflows_nor_gives_nan() -> None:
-    row = probabilities(torch.tensor([900.0, -900.0, 899.0]), SamplingParams(temperature=1e-9))
+@pytest.mark.parametrize("temperature", [1e-6, 1e-9, 1e-40, 5e-324])
+def test_a_tiny_temperature_neither_overflows_nor_gives_nan(temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature)
+    row = probabilities(torch.tensor([900.0, -900.0, 899.0]), sampling)
     assert row.tolist() == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("logits", "sampling", "kept"),
+    [
+        ([1.0, 2.0, 2.0, 2.0], SamplingParams(top_k=2), [1, 2]),
+        ([2.0, 1.0, 3.0, 1.0], SamplingParams(top_k=3), [0, 1, 2]),
+        ([0.0] * 6, SamplingParams(top_p=0.5), [0, 1, 2]),
+        ([0.0] * 6, SamplingParams(top_k=4, top_p=0.5), [0, 1]),
+        ([-float("inf"), 0.0, -float("inf")], SamplingParams(top_k=2), [1]),
+    ],
+)
+def test_among_equal_logits_the_lower_ids_stay(
+    logits: list[float], sampling: SamplingParams, kept: list[int]
+) -> None:
+    row = probabilities(torch.tensor(logits), sampling)
+    assert row.nonzero()[:, 0].tolist() == kept
+    assert float(row.sum()) == pytest.approx(1.0)
+
+
+def test_a_sparse_row_of_equals_holds_the_lower_ids_in_order() -> None:
+    assert sparse_row(torch.full((5_000,), 1 / 5_000), 4).token_ids.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
