@@ -12,7 +12,8 @@ from enum import IntEnum
 _MASK = 2**64 - 1
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
-_NUM_ROUNDS = 10
+_KEY_SCHEDULE = tuple(tuple(index * step & _MASK for step in _KEY_STEPS) for index in range(10))
+"""What each of the ten rounds adds to the key."""
 
 
 class Purpose(IntEnum):
@@ -50,10 +51,9 @@ def choice_seed(seed: int, index: int) -> int:
 def _philox_word(key: int, counter_0: int, counter_1: int) -> int:
     """First word of Philox4x64-10: key (key, 0), counter (counter_0, counter_1, 0, 0)."""
     word_0, word_1, word_2, word_3 = counter_0, counter_1, 0, 0
-    key_0, key_1 = key, 0
-    for _ in range(_NUM_ROUNDS):
-        product_0, product_1 = _MULTIPLIERS[0] * word_0, _MULTIPLIERS[1] * word_2
-        word_0, word_1 = (product_1 >> 64) ^ word_1 ^ key_0, product_1 & _MASK
-        word_2, word_3 = (product_0 >> 64) ^ word_3 ^ key_1, product_0 & _MASK
-        key_0, key_1 = (key_0 + _KEY_STEPS[0]) & _MASK, (key_1 + _KEY_STEPS[1]) & _MASK
+    multiplier_0, multiplier_1 = _MULTIPLIERS
+    for step_0, step_1 in _KEY_SCHEDULE:
+        product_0, product_1 = multiplier_0 * word_0, multiplier_1 * word_2
+        word_0, word_1 = (product_1 >> 64) ^ word_1 ^ (key + step_0 & _MASK), product_1 & _MASK
+        word_2, word_3 = (product_0 >> 64) ^ word_3 ^ step_1, product_0 & _MASK
     return word_0

@@ -60,10 +60,10 @@ def draw(probs: NDArray[np.floating], uniform: float) -> int:
     Returns:
         Index of a positive entry.
     """
-    cumulative = np.cumsum(probs, dtype=np.float64)
-    index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-    if index == cumulative.size:  # rounded up to the very end
-        index = int(np.flatnonzero(probs)[-1])
+    cumulative = probs.cumsum(dtype=np.float64)
+    index = int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
+    # No double below 1 times the sum rounds up to the sum, so some entry always lies above.
+    assert index < cumulative.size, "a row to draw from needs a positive, finite sum"
     return index
 
 

@@ -19,7 +19,8 @@ def plain(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
         scores = TopKLogitsWarper(sampling.top_k)(ids, scores)
     if sampling.top_p < 1.0:
         scores = TopPLogitsWarper(sampling.top_p)(ids, scores)
-    return scores.softmax(-1)[0]
+    row: torch.Tensor = scores.softmax(-1)[0]
+    return row
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
@@ -107,6 +108,12 @@ def test_ids_stay_below_the_vocabulary_of_any_size(vocab_size: int) -> None:
     row = probabilities(torch.zeros(vocab_size), SamplingParams()).numpy()
     assert draw(row, 1 - 2**-53) < vocab_size
     assert draw(row, 0.0) == 0
+
+
+@pytest.mark.parametrize("weight", [0.0, float("nan")])
+def test_a_row_with_no_law_gives_no_token_at_all(weight: float) -> None:
+    with pytest.raises(AssertionError):
+        draw(np.full(4, weight), 0.5)
 
 
 def test_a_draw_follows_the_inverse_of_the_cdf() -> None:

@@ -1,6 +1,7 @@
 """The engine against the plain Hugging Face model, float32, tiny random weights."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from headrace.model.checkpoint import Checkpoint
 from headrace.model.engine import Engine, Slice
 from tests.support.tiny_models import make_tiny_model
 
-FAMILIES = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {},
     "gemma3_text": {},
