@@ -30,7 +30,8 @@ async def decode(
     max_length = len(prompt) + num_tokens
     await verifier.open(sequence_id, prompt, sampling, max_length)
     await proposer.open(sequence_id, prompt, sampling, max_length)
-    tokens, news, step = list(prompt), [], 0
+    tokens, step = list(prompt), 0
+    news: list[int] = []
     num_offered = num_accepted = 0
     while len(tokens) < max_length:
         proposal = Proposal()

@@ -2,9 +2,10 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from headrace.model.batch_loop import BatchLoop
 from headrace.model.checkpoint import Checkpoint
@@ -89,7 +90,7 @@ async def _feed(checkpoint: Checkpoint) -> AsyncIterator[LayerFeed]:
 
 
 @asynccontextmanager
-async def _running(coroutine: "asyncio._CoroutineLike[None]") -> AsyncIterator[None]:
+async def _running(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     task = asyncio.ensure_future(coroutine)
     try:
         yield

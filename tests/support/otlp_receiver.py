@@ -68,7 +68,8 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
     """A receiver that listens on loopback; its endpoint is an OTEL_EXPORTER_OTLP_ENDPOINT."""
     receiver = OtlpReceiver()
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(receiver, server)
+    register: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
+    register(receiver, server)
     port = server.add_insecure_port("127.0.0.1:0")
     receiver.endpoint = f"http://127.0.0.1:{port}"
     server.start()
