@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 
 from headrace import telemetry
-from headrace.models.resolve import model_path
+from headrace.catalog.resolve import model_path
 from tests.support.otlp_receiver import OtlpReceiver, ReceivedSpan, otlp_receiver
 from tests.support.running_stack import running_stack
 

@@ -4,13 +4,13 @@ import asyncio
 import os
 from collections.abc import Callable
 
+from headrace.catalog.resolve import resolve_draft, resolve_target
 from headrace.cli.chat import Answer, Question, ask
 from headrace.cli.ports import claim_port
 from headrace.cli.progress import fetch_reporter
 from headrace.cli.stack import run_stack
 from headrace.cli.status import open_display
 from headrace.cli.wiring import StackConfig
-from headrace.models.resolve import resolve_draft, resolve_target
 
 
 def stack_config(

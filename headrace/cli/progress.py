@@ -13,7 +13,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from headrace.models.demo import Reporter
+from headrace.catalog.demo import Reporter
 
 _PLAIN_STEPS = 10
 

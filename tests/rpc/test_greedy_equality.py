@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from headrace.models.resolve import model_path
+from headrace.catalog.resolve import model_path
 from headrace.types import SamplingParams
 from tests.support.decoding import decode, decode_all, plain_greedy
 from tests.support.model_services import draft_of, target_of

@@ -1,6 +1,6 @@
 """A GGUF file turned into a Hugging Face directory with bf16 safetensors.
 
-python -m headrace.models.gguf GGUF_FILE DIRECTORY
+python -m headrace.catalog.gguf GGUF_FILE DIRECTORY
 """
 
 import subprocess
@@ -23,7 +23,7 @@ def convert_gguf(gguf: Path, directory: Path) -> None:
     Raises:
         ConfigError: The conversion failed.
     """
-    command = [sys.executable, "-m", "headrace.models.gguf", str(gguf), str(directory)]
+    command = [sys.executable, "-m", "headrace.catalog.gguf", str(gguf), str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]

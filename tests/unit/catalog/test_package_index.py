@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.catalog.package_index import wheel_url
 from headrace.errors import ConfigError
-from headrace.models.package_index import wheel_url
 
 
 @pytest.fixture

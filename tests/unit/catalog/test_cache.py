@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.catalog.cache import cache_dir, complete_directory, exclusive, require_space
 from headrace.errors import ConfigError
-from headrace.models.cache import cache_dir, complete_directory, exclusive, require_space
 
 
 def test_the_cache_follows_headrace_then_xdg_then_home() -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from headrace.models.demo import DRAFT_DROPPED_LAYERS
-from headrace.models.layer_drop import drop_layers
+from headrace.catalog.demo import DRAFT_DROPPED_LAYERS
+from headrace.catalog.layer_drop import drop_layers
 
 NUM_LAYERS = 30
 

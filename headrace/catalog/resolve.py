@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from headrace.catalog.cache import cache_dir
+from headrace.catalog.demo import DEMO, Reporter, demo_pair, fetch_demo
 from headrace.errors import ConfigError
-from headrace.models.cache import cache_dir
-from headrace.models.demo import DEMO, Reporter, demo_pair, fetch_demo
 
 NO_DRAFT = "none"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.catalog.demo import Reporter, demo_pair, fetch_demo
+from headrace.catalog.resolve import model_path, resolve_draft, resolve_target
 from headrace.errors import ConfigError
-from headrace.models.demo import Reporter, demo_pair, fetch_demo
-from headrace.models.resolve import model_path, resolve_draft, resolve_target
 
 SILENT = Reporter(say=lambda _: None, progress=lambda *_: None)
 
