@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from headrace.model.checkpoint import Checkpoint
 
 from headrace.config import Environment
 from headrace.model.batch_loop import BatchLoop
+from headrace.model.checkpoint import Checkpoint
 from headrace.model.engine import Engine
 from headrace.model.sequences import SequenceTable
 from headrace.model.vocabulary import load_vocabulary

@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headrace.rng import Purpose, uniform
-from headrace.sampling import draw_from_row, probabilities, sparse_row
 from torch import Tensor
 
 from headrace.errors import HeadraceError
 from headrace.model.batch_loop import Job
 from headrace.model.engine import Engine, Slice
+from headrace.rng import Purpose, uniform
+from headrace.sampling import draw_from_row, probabilities, sparse_row
 from headrace.types import Proposal, SparseRow
 
 _MAX_PASS_TOKENS = 512

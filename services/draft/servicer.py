@@ -3,41 +3,22 @@
 from opentelemetry import trace
 
 from headrace import telemetry
-from headrace.rpc import common_pb2, draft_pb2, draft_pb2_grpc
+from headrace.model.sequence_servicer import SequenceServicer
+from headrace.rpc import draft_pb2, draft_pb2_grpc
 from headrace.rpc.convert import (
-    model_info_to_message,
     proposal_to_message,
-    sampling_from_message,
 )
 from headrace.rpc.server import Context
 from headrace.types import ModelInfo
 from services.draft.proposer import Proposer
 
 
-class DraftServicer(draft_pb2_grpc.DraftServicer):
+class DraftServicer(SequenceServicer, draft_pb2_grpc.DraftServicer):
     """Serves one Proposer."""
 
     def __init__(self, proposer: Proposer, info: ModelInfo) -> None:
+        super().__init__(proposer, info)
         self._proposer = proposer
-        self._info = info
-
-    async def GetModel(
-        self, request: common_pb2.GetModelRequest, context: Context
-    ) -> common_pb2.ModelInfo:
-        """Tell what is served."""
-        return model_info_to_message(self._info)
-
-    async def OpenSequence(
-        self, request: common_pb2.OpenSequenceRequest, context: Context
-    ) -> common_pb2.OpenSequenceResponse:
-        """Register a sequence."""
-        await self._proposer.open(
-            request.sequence_id,
-            list(request.token_ids),
-            sampling_from_message(request.sampling),
-            request.max_length,
-        )
-        return common_pb2.OpenSequenceResponse()
 
     async def Propose(
         self, request: draft_pb2.ProposeRequest, context: Context
@@ -68,10 +49,3 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
             propose_ns=drafted.propose_ns,
             num_sequences=drafted.num_sequences,
         )
-
-    async def CloseSequence(
-        self, request: common_pb2.CloseSequenceRequest, context: Context
-    ) -> common_pb2.CloseSequenceResponse:
-        """Free a sequence."""
-        await self._proposer.close(request.sequence_id)
-        return common_pb2.CloseSequenceResponse()

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from headrace.model.checkpoint import Checkpoint
 
 from headrace.config import Environment
 from headrace.model.batch_loop import BatchLoop
+from headrace.model.checkpoint import Checkpoint
 from headrace.model.engine import Engine
 from headrace.model.sequences import SequenceTable
 from headrace.model.vocabulary import load_vocabulary
@@ -80,9 +80,7 @@ async def _serve(
     table: SequenceTable[Verdict] = SequenceTable(
         engine.cache, vocab_size=engine.vocab_size, max_context_tokens=engine.max_context_tokens
     )
-    loop: BatchLoop[VerifyJob, Verdict] = BatchLoop(
-        table, sweeper.run, recover=None if feed is None else feed.reopen
-    )
+    loop: BatchLoop[VerifyJob, Verdict] = BatchLoop(table, sweeper.run)
     info = ModelInfo(
         name=checkpoint.name,
         vocab_size=engine.vocab_size,

@@ -3,11 +3,10 @@
 from opentelemetry import trace
 
 from headrace import telemetry
-from headrace.rpc import common_pb2, target_pb2, target_pb2_grpc
+from headrace.model.sequence_servicer import SequenceServicer
+from headrace.rpc import target_pb2, target_pb2_grpc
 from headrace.rpc.convert import (
-    model_info_to_message,
     proposal_from_message,
-    sampling_from_message,
     verdict_to_message,
 )
 from headrace.rpc.server import Context
@@ -15,30 +14,12 @@ from headrace.types import ModelInfo
 from services.target.verifier import Verifier
 
 
-class TargetServicer(target_pb2_grpc.TargetServicer):
+class TargetServicer(SequenceServicer, target_pb2_grpc.TargetServicer):
     """Serves one Verifier."""
 
     def __init__(self, verifier: Verifier, info: ModelInfo) -> None:
+        super().__init__(verifier, info)
         self._verifier = verifier
-        self._info = info
-
-    async def GetModel(
-        self, request: common_pb2.GetModelRequest, context: Context
-    ) -> common_pb2.ModelInfo:
-        """Tell what is served."""
-        return model_info_to_message(self._info)
-
-    async def OpenSequence(
-        self, request: common_pb2.OpenSequenceRequest, context: Context
-    ) -> common_pb2.OpenSequenceResponse:
-        """Register a sequence."""
-        await self._verifier.open(
-            request.sequence_id,
-            list(request.token_ids),
-            sampling_from_message(request.sampling),
-            request.max_length,
-        )
-        return common_pb2.OpenSequenceResponse()
 
     async def Verify(
         self, request: target_pb2.VerifyRequest, context: Context
@@ -62,10 +43,3 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
             span.set_attribute(telemetry.NUM_ACCEPTED, verdict.num_accepted)
             span.set_attribute(telemetry.QUEUE_NS, verdict.timings.queue_ns)
         return verdict_to_message(verdict)
-
-    async def CloseSequence(
-        self, request: common_pb2.CloseSequenceRequest, context: Context
-    ) -> common_pb2.CloseSequenceResponse:
-        """Free a sequence."""
-        await self._verifier.close(request.sequence_id)
-        return common_pb2.CloseSequenceResponse()
