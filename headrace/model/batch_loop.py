@@ -7,7 +7,7 @@ always answer. Knows nothing of what a batch computes.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
@@ -54,7 +54,6 @@ class BatchLoop(Generic[AnyJob, Answer]):
         table: SequenceTable[Answer],
         run_batch: Callable[[Sequence[AnyJob]], None],
         *,
-        recover: Callable[[], Awaitable[None]] | None = None,
         max_idle_s: float = 600.0,
     ) -> None:
         """Prepare a loop; `run` starts it.
@@ -63,12 +62,10 @@ class BatchLoop(Generic[AnyJob, Answer]):
             table: The live sequences.
             run_batch: Computes on the compute thread and gives jobs an answer or an error; a job
                 that gets neither stays pending for the next batch.
-            recover: Awaited after a batch that raised.
             max_idle_s: A sequence that nobody used for so long is closed: its gateway is gone.
         """
         self._table = table
         self._run_batch = run_batch
-        self._recover = recover
         self._max_idle_s = max_idle_s
         self._window = GatherWindow()
         self._pending: dict[str, tuple[AnyJob, asyncio.Future[Answer]]] = {}
@@ -172,10 +169,10 @@ class BatchLoop(Generic[AnyJob, Answer]):
             await asyncio.get_running_loop().run_in_executor(self._compute, self._run_batch, jobs)
         except HeadraceError as error:
             logger.warning("a batch failed: %s", error.message)
-            await self._fail_batch(jobs, error)
+            _fail_all(jobs, error)
         except Exception:
             logger.exception("unexpected error in a batch")
-            await self._fail_batch(jobs, HeadraceError("internal error; see this process's log"))
+            _fail_all(jobs, HeadraceError("internal error; see this process's log"))
         finally:
             self._running = frozenset()
         self._answer(jobs, batch_s=time.monotonic() - began_s)
@@ -199,16 +196,6 @@ class BatchLoop(Generic[AnyJob, Answer]):
                 pending[1].set_result(cast("Answer", job.answer))
         self._window.finished(batch_s, answered)
 
-    async def _fail_batch(self, jobs: Sequence[AnyJob], error: HeadraceError) -> None:
-        for job in jobs:
-            if not job.is_done:
-                job.error = error
-        if self._recover is not None:
-            try:
-                await self._recover()
-            except HeadraceError as failure:
-                logger.warning("recovery failed: %s", failure.message)
-
     async def _leave(self, sequence_id: str) -> None:
         """Take a sequence out of the pending ones; waits while a batch computes with its KV."""
         self._window.forget(sequence_id)
@@ -228,6 +215,12 @@ class BatchLoop(Generic[AnyJob, Answer]):
                 if sequence_id not in self._pending:
                     logger.info("closing a sequence that nobody used for %.0f s", self._max_idle_s)
                     await self.close(sequence_id)
+
+
+def _fail_all(jobs: Sequence[AnyJob], error: HeadraceError) -> None:
+    for job in jobs:
+        if not job.is_done:
+            job.error = error
 
 
 def _retrieve(future: asyncio.Future[Answer]) -> None:

@@ -64,9 +64,10 @@ class Checkpoint:
             ConfigError: It is no such directory.
             CheckpointCorrupt: Files are missing or damaged; the message names them.
         """
-        if not (directory / "config.json").is_file():
+        if not _has_config(directory):
             raise ConfigError(
-                f"{directory} has no config.json: give a Hugging Face model directory"
+                f"{directory} has no config.json that describes a model: "
+                "give a Hugging Face model directory"
             )
         index = directory / "model.safetensors.index.json"
         if index.is_file():
@@ -95,6 +96,13 @@ class Checkpoint:
         return tuple(s for s in self.tensors.values() if _LAYER.search(s.name) is None)
 
 
+def _has_config(directory: Path) -> bool:
+    try:
+        return isinstance(json.loads((directory / "config.json").read_bytes()), dict)
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
 def _why_not(directory: Path) -> str:
     suffixes = {path.suffix for path in directory.iterdir()}
     if suffixes & {".bin", ".pt", ".pth"}:
@@ -111,7 +119,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         return {str(name): str(shard) for name, shard in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointCorrupt(f"{index.name} is not a safetensors index") from None
 
 
@@ -143,7 +151,7 @@ def _read_header(file: Path) -> dict[str, TensorSpan]:
             raise CheckpointCorrupt(f"{file.name} is not a complete safetensors file")
         try:
             header = json.loads(stream.read(header_bytes))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise CheckpointCorrupt(f"{file.name} has a damaged header") from None
     if not isinstance(header, dict):
         raise CheckpointCorrupt(f"{file.name} has a damaged header")
@@ -160,7 +168,7 @@ def _span(file: Path, name: str, entry: Any, base: int) -> TensorSpan:
         begin, end = map(int, entry["data_offsets"])
         shape = tuple(map(int, entry["shape"]))
         element_bytes = _ELEMENT_BYTES[entry["dtype"]]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise CheckpointCorrupt(f"{file.name}: the header of tensor {name} is damaged") from None
     if begin < 0 or min(shape, default=0) < 0 or end - begin != prod(shape) * element_bytes:
         raise CheckpointCorrupt(f"{file.name}: tensor {name} has another size than its shape")

@@ -8,7 +8,6 @@ import logging
 import signal
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Awaitable,
     Callable,
     Coroutine,
@@ -163,12 +162,14 @@ def _wrap_unary(behaviour: Callable[[Any, Context], Awaitable[Any]]) -> Any:
 
 
 def _wrap_stream(behaviour: Callable[[Any, Context], AsyncGenerator[Any]]) -> Any:
-    async def wrapped(request: Any, context: Context) -> AsyncIterator[Any]:
+    # A coroutine, not a generator: gRPC abandons a generator when a write is cancelled, and its
+    # cleanup would come late and in another context.
+    async def wrapped(request: Any, context: Context) -> None:
         with _call_scope(context):
             try:
                 async with aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
-                        yield response
+                        await context.write(response)
             except Exception as error:  # noqa: BLE001 - the boundary of the process
                 await _abort(context, error)
 

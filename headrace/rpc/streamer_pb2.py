@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bheadrace/rpc/streamer.proto\x12\x0bheadrace.v1\"\x16\n\x14GetCheckpointRequest\"w\n\x0e\x43heckpointInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnum_units\x18\x02 \x01(\r\x12\x17\n\x0f\x62ytes_per_sweep\x18\x03 \x01(\x04\x12\x11\n\tis_direct\x18\x04 \x01(\x08\x12\x18\n\x10\x62ytes_read_total\x18\x05 \x01(\x04\"\x83\x02\n\rStreamRequest\x12*\n\topen_ring\x18\x01 \x01(\x0b\x32\x15.headrace.v1.OpenRingH\x00\x12.\n\x0bring_mapped\x18\x02 \x01(\x0b\x32\x17.headrace.v1.RingMappedH\x00\x12.\n\x0b\x62\x65gin_sweep\x18\x03 \x01(\x0b\x32\x17.headrace.v1.BeginSweepH\x00\x12\x32\n\rrelease_lease\x18\x04 \x01(\x0b\x32\x19.headrace.v1.ReleaseLeaseH\x00\x12*\n\tend_sweep\x18\x05 \x01(\x0b\x32\x15.headrace.v1.EndSweepH\x00\x42\x06\n\x04kind\"\n\n\x08OpenRing\"\x0c\n\nRingMapped\"7\n\nBeginSweep\x12\x13\n\x0bsweep_index\x18\x01 \x01(\x04\x12\x14\n\x0ctraceparents\x18\x02 \x03(\t\" \n\x0cReleaseLease\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\"\x1f\n\x08\x45ndSweep\x12\x13\n\x0bsweep_index\x18\x01 \x01(\x04\"u\n\x0bStreamReply\x12.\n\x0bring_layout\x18\x01 \x01(\x0b\x32\x17.headrace.v1.RingLayoutH\x00\x12.\n\x0blayer_lease\x18\x02 \x01(\x0b\x32\x17.headrace.v1.LayerLeaseH\x00\x42\x06\n\x04kind\"w\n\nRingLayout\x12\x1a\n\x12shared_memory_path\x18\x01 \x01(\t\x12\x12\n\nslot_bytes\x18\x02 \x01(\x04\x12\x11\n\tnum_slots\x18\x03 \x01(\r\x12&\n\x05units\x18\x04 \x03(\x0b\x32\x17.headrace.v1.UnitLayout\"`\n\nUnitLayout\x12\x13\n\x0blayer_index\x18\x01 \x01(\r\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12*\n\x07tensors\x18\x03 \x03(\x0b\x32\x19.headrace.v1.TensorLayout\"P\n\x0cTensorLayout\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x14\n\x0coffset_bytes\x18\x04 \x01(\x04\"Q\n\nLayerLease\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x12\n\nunit_index\x18\x02 \x01(\r\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x0f\n\x07read_ns\x18\x04 \x01(\x04\x32\x9f\x01\n\x08Streamer\x12O\n\rGetCheckpoint\x12!.headrace.v1.GetCheckpointRequest\x1a\x1b.headrace.v1.CheckpointInfo\x12\x42\n\x06Stream\x12\x1a.headrace.v1.StreamRequest\x1a\x18.headrace.v1.StreamReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bheadrace/rpc/streamer.proto\x12\x0bheadrace.v1\"\x16\n\x14GetCheckpointRequest\"w\n\x0e\x43heckpointInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnum_units\x18\x02 \x01(\r\x12\x17\n\x0f\x62ytes_per_sweep\x18\x03 \x01(\x04\x12\x11\n\tis_direct\x18\x04 \x01(\x08\x12\x18\n\x10\x62ytes_read_total\x18\x05 \x01(\x04\"\x83\x02\n\rStreamRequest\x12*\n\topen_ring\x18\x01 \x01(\x0b\x32\x15.headrace.v1.OpenRingH\x00\x12.\n\x0bring_mapped\x18\x02 \x01(\x0b\x32\x17.headrace.v1.RingMappedH\x00\x12.\n\x0b\x62\x65gin_sweep\x18\x03 \x01(\x0b\x32\x17.headrace.v1.BeginSweepH\x00\x12\x32\n\rrelease_lease\x18\x04 \x01(\x0b\x32\x19.headrace.v1.ReleaseLeaseH\x00\x12*\n\tend_sweep\x18\x05 \x01(\x0b\x32\x15.headrace.v1.EndSweepH\x00\x42\x06\n\x04kind\"\n\n\x08OpenRing\"\x0c\n\nRingMapped\"7\n\nBeginSweep\x12\x13\n\x0bsweep_index\x18\x01 \x01(\x04\x12\x14\n\x0ctraceparents\x18\x02 \x03(\t\" \n\x0cReleaseLease\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\"\x1f\n\x08\x45ndSweep\x12\x13\n\x0bsweep_index\x18\x01 \x01(\x04\"\xa4\x01\n\x0bStreamReply\x12.\n\x0bring_layout\x18\x01 \x01(\x0b\x32\x17.headrace.v1.RingLayoutH\x00\x12.\n\x0blayer_lease\x18\x02 \x01(\x0b\x32\x17.headrace.v1.LayerLeaseH\x00\x12-\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1a.headrace.v1.StreamFailureH\x00\x42\x06\n\x04kind\"w\n\nRingLayout\x12\x1a\n\x12shared_memory_path\x18\x01 \x01(\t\x12\x12\n\nslot_bytes\x18\x02 \x01(\x04\x12\x11\n\tnum_slots\x18\x03 \x01(\r\x12&\n\x05units\x18\x04 \x03(\x0b\x32\x17.headrace.v1.UnitLayout\"`\n\nUnitLayout\x12\x13\n\x0blayer_index\x18\x01 \x01(\r\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12*\n\x07tensors\x18\x03 \x03(\x0b\x32\x19.headrace.v1.TensorLayout\"P\n\x0cTensorLayout\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x14\n\x0coffset_bytes\x18\x04 \x01(\x04\"/\n\rStreamFailure\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"Q\n\nLayerLease\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x12\n\nunit_index\x18\x02 \x01(\r\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x0f\n\x07read_ns\x18\x04 \x01(\x04\x32\x9f\x01\n\x08Streamer\x12O\n\rGetCheckpoint\x12!.headrace.v1.GetCheckpointRequest\x1a\x1b.headrace.v1.CheckpointInfo\x12\x42\n\x06Stream\x12\x1a.headrace.v1.StreamRequest\x1a\x18.headrace.v1.StreamReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,16 +47,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RELEASELEASE']._serialized_end=566
   _globals['_ENDSWEEP']._serialized_start=568
   _globals['_ENDSWEEP']._serialized_end=599
-  _globals['_STREAMREPLY']._serialized_start=601
-  _globals['_STREAMREPLY']._serialized_end=718
-  _globals['_RINGLAYOUT']._serialized_start=720
-  _globals['_RINGLAYOUT']._serialized_end=839
-  _globals['_UNITLAYOUT']._serialized_start=841
-  _globals['_UNITLAYOUT']._serialized_end=937
-  _globals['_TENSORLAYOUT']._serialized_start=939
-  _globals['_TENSORLAYOUT']._serialized_end=1019
-  _globals['_LAYERLEASE']._serialized_start=1021
-  _globals['_LAYERLEASE']._serialized_end=1102
-  _globals['_STREAMER']._serialized_start=1105
-  _globals['_STREAMER']._serialized_end=1264
+  _globals['_STREAMREPLY']._serialized_start=602
+  _globals['_STREAMREPLY']._serialized_end=766
+  _globals['_RINGLAYOUT']._serialized_start=768
+  _globals['_RINGLAYOUT']._serialized_end=887
+  _globals['_UNITLAYOUT']._serialized_start=889
+  _globals['_UNITLAYOUT']._serialized_end=985
+  _globals['_TENSORLAYOUT']._serialized_start=987
+  _globals['_TENSORLAYOUT']._serialized_end=1067
+  _globals['_STREAMFAILURE']._serialized_start=1069
+  _globals['_STREAMFAILURE']._serialized_end=1116
+  _globals['_LAYERLEASE']._serialized_start=1118
+  _globals['_LAYERLEASE']._serialized_end=1199
+  _globals['_STREAMER']._serialized_start=1202
+  _globals['_STREAMER']._serialized_end=1361
 # @@protoc_insertion_point(module_scope)

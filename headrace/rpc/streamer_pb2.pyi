@@ -215,21 +215,29 @@ class StreamReply(_message.Message):
 
     RING_LAYOUT_FIELD_NUMBER: _builtins.int
     LAYER_LEASE_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ring_layout(self) -> Global___RingLayout: ...
     @_builtins.property
     def layer_lease(self) -> Global___LayerLease: ...
+    @_builtins.property
+    def failure(self) -> Global___StreamFailure:
+        """Last message of a session that fails. Not a status: gRPC drops a status that meets a release
+        on its way, and the target would not learn why.
+        """
+
     def __init__(
         self,
         *,
         ring_layout: Global___RingLayout | None = ...,
         layer_lease: Global___LayerLease | None = ...,
+        failure: Global___StreamFailure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "layer_lease", b"layer_lease", "ring_layout", b"ring_layout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "kind", b"kind", "layer_lease", b"layer_lease", "ring_layout", b"ring_layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "layer_lease", b"layer_lease", "ring_layout", b"ring_layout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "kind", b"kind", "layer_lease", b"layer_lease", "ring_layout", b"ring_layout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["ring_layout", "layer_lease"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["ring_layout", "layer_lease", "failure"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -330,6 +338,32 @@ class TensorLayout(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TensorLayout: _TypeAlias = TensorLayout  # noqa: Y015
+
+@_typing.final
+class StreamFailure(_message.Message):
+    """Why a running session ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    error: _builtins.str
+    """Class name in headrace/errors.py."""
+    message: _builtins.str
+    """For the caller."""
+    def __init__(
+        self,
+        *,
+        error: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamFailure: _TypeAlias = StreamFailure  # noqa: Y015
 
 @_typing.final
 class LayerLease(_message.Message):

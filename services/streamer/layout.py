@@ -87,7 +87,7 @@ def slot_bytes(layouts: Sequence[UnitLayout]) -> int:
 def _neighbours(spans: Iterable[TensorSpan]) -> Iterator[list[TensorSpan]]:
     """Runs of tensors that one read can bring, in file order."""
     group: list[TensorSpan] = []
-    for span in sorted(spans, key=lambda span: (span.file, span.offset_bytes)):
+    for span in sorted(spans, key=lambda span: (span.file, span.offset_bytes, span.num_bytes)):
         if group and not _is_near(group[-1], span):
             yield group
             group = []

@@ -4,6 +4,7 @@ import logging
 import mmap
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.errors import CheckpointCorrupt, PeerUnavailable
@@ -31,7 +32,7 @@ class Reader:
         """
         self._read_into = read_into
         paths = list(files)
-        reason = next(filter(None, map(_why_not_direct, paths)), None)
+        reason = next(filter(None, map(self._why_not_direct, paths)), None)
         self.is_direct = reason is None
         if reason is not None:
             logger.warning(
@@ -40,6 +41,7 @@ class Reader:
                 paths[0].parent,
                 reason,
             )
+        self._granularity_bytes = ALIGNMENT_BYTES if self.is_direct else 1
         flags = os.O_RDONLY | (os.O_DIRECT if self.is_direct else 0)
         self._descriptors = {path: os.open(path, flags) for path in paths}
         self._stamps = {path: self._stamp(path) for path in paths}
@@ -51,42 +53,53 @@ class Reader:
             CheckpointCorrupt: The file ends early or was changed since it was opened.
             PeerUnavailable: The device failed.
         """
-        num_bytes, modified_ns = self._stamps[read.file]
-        num_wanted = min(read.num_bytes, num_bytes - read.offset_bytes)
-        buffer = slot[read.slot_offset_bytes : read.slot_offset_bytes + read.num_bytes]
-        num_done = 0
         try:
-            while num_done < num_wanted:
-                num_read = self._read_into(
-                    self._descriptors[read.file], buffer[num_done:], read.offset_bytes + num_done
-                )
-                if num_read <= 0:
-                    raise CheckpointCorrupt(f"{read.file.name} is shorter than it was when opened")
-                num_done += num_read
-                if num_done < num_wanted:  # a direct read goes on at an aligned offset only
-                    num_done -= num_done % ALIGNMENT_BYTES
+            self._fill(read, slot[read.slot_offset_bytes : read.slot_offset_bytes + read.num_bytes])
         except OSError as error:
             raise PeerUnavailable(
                 f"{read.file.name} cannot be read: {os.strerror(error.errno or 0)}"
             ) from None
-        if self._stamp(read.file) != (num_bytes, modified_ns):
-            raise CheckpointCorrupt(f"{read.file.name} was changed while it was served")
+        if self._stamp(read.file) != self._stamps[read.file]:
+            raise CheckpointCorrupt(
+                f"{read.file.name} was changed while it was served: restart the streamer"
+            )
 
-    def _stamp(self, path: Path) -> tuple[int, int]:
-        """Size and time of the last change."""
-        status = os.fstat(self._descriptors[path])
-        return status.st_size, status.st_mtime_ns
+    def _fill(self, read: Read, buffer: memoryview) -> None:
+        """Read up to the end of the buffer or the file; a short read goes on where it ended."""
+        num_wanted = min(read.num_bytes, self._stamps[read.file].num_bytes - read.offset_bytes)
+        num_done = 0
+        while num_done < num_wanted:
+            num_read = self._read_into(
+                self._descriptors[read.file], buffer[num_done:], read.offset_bytes + num_done
+            )
+            num_now = num_done + num_read
+            if num_now < num_wanted:
+                num_now -= num_now % self._granularity_bytes
+            if num_now <= num_done:
+                raise CheckpointCorrupt(f"{read.file.name} is shorter than it was when opened")
+            num_done = num_now
 
-
-def _why_not_direct(path: Path) -> str | None:
-    """Try one direct read; the reason when it fails."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    def _why_not_direct(self, path: Path) -> str | None:
+        """Try one direct read; the reason when it fails."""
         try:
-            with mmap.mmap(-1, ALIGNMENT_BYTES) as memory:
-                os.preadv(descriptor, [memory], 0)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        return os.strerror(error.errno or 0)
-    return None
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            try:
+                with mmap.mmap(-1, ALIGNMENT_BYTES) as memory, memoryview(memory) as buffer:
+                    self._read_into(descriptor, buffer, 0)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            return os.strerror(error.errno or 0)
+        return None
+
+    def _stamp(self, path: Path) -> "_Stamp":
+        status = os.fstat(self._descriptors[path])
+        return _Stamp(num_bytes=status.st_size, modified_ns=status.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stamp:
+    """What changes when somebody writes to a file."""
+
+    num_bytes: int
+    modified_ns: int

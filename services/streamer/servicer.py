@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import telemetry
-from headrace.errors import InvalidRequest
+from headrace.errors import HeadraceError, InvalidRequest
 from headrace.model.checkpoint import Checkpoint
 from headrace.rpc import streamer_pb2, streamer_pb2_grpc
 from headrace.rpc.server import Context
@@ -17,6 +18,8 @@ from services.streamer.layout import UnitLayout, lay_out, slot_bytes
 from services.streamer.reader import Reader
 from services.streamer.ring import Ring
 from services.streamer.session import Lease, Session
+
+logger = logging.getLogger(__name__)
 
 
 class StreamerServicer(streamer_pb2_grpc.StreamerServicer):
@@ -72,13 +75,13 @@ class StreamerServicer(streamer_pb2_grpc.StreamerServicer):
         requests = aiter(request_iterator)
         if await _next_kind(requests) != "open_ring":
             raise InvalidRequest("a session begins with open_ring")
-        ring = await asyncio.to_thread(
-            Ring,
+        ring = Ring(
             self._shared_memory_dir,
             slot_bytes=slot_bytes(self._layouts),
             num_slots=self._num_slots,
         )
         try:
+            await asyncio.to_thread(ring.allocate)
             yield streamer_pb2.StreamReply(ring_layout=_layout_message(ring, self._layouts))
             if await _next_kind(requests) != "ring_mapped":
                 raise InvalidRequest("ring_mapped must follow the layout")
@@ -86,6 +89,9 @@ class StreamerServicer(streamer_pb2_grpc.StreamerServicer):
             async with contextlib.aclosing(self._leases(ring, requests)) as leases:
                 async for lease in leases:
                     yield streamer_pb2.StreamReply(layer_lease=_lease_message(lease))
+        except HeadraceError as error:
+            logger.warning("a session failed: %s", error.message)
+            yield streamer_pb2.StreamReply(failure=_failure_message(error))
         finally:
             ring.unlink()
 
@@ -106,12 +112,13 @@ class StreamerServicer(streamer_pb2_grpc.StreamerServicer):
                     await asyncio.wait({leasing, hearing}, return_when=asyncio.FIRST_COMPLETED)
                     if hearing.done():
                         hearing.result()
-                        return
+                        return  # the target said goodbye
                     yield await leasing
                 finally:
                     await _end(leasing)
         finally:
             await _end(filling, hearing)
+            session.close()
             self._sessions.discard(session)
             self._bytes_read_by_ended_sessions += session.bytes_read
 
@@ -195,3 +202,7 @@ def _lease_message(lease: Lease) -> streamer_pb2.LayerLease:
         slot=lease.slot,
         read_ns=lease.read_ns,
     )
+
+
+def _failure_message(error: HeadraceError) -> streamer_pb2.StreamFailure:
+    return streamer_pb2.StreamFailure(error=type(error).__name__, message=error.message)

@@ -57,6 +57,7 @@ class Session:
             self._free_slots.put_nowait(slot)
         self._filling: asyncio.Queue[_Fill] = asyncio.Queue(ring.num_slots)
         self._leased_slots: dict[int, int] = {}
+        self._reads: set[asyncio.Future[None]] = set()
         self.bytes_read = 0
         """Delivered in leases so far."""
         self.read_ns = 0
@@ -99,6 +100,11 @@ class Session:
             raise InvalidRequest(f"lease {lease_id} is not out")
         self._free_slots.put_nowait(slot)
 
+    def close(self) -> None:
+        """Drop the reads that have not begun; those that run keep the memory until they end."""
+        for read in self._reads:
+            read.cancel()
+
     def _chunks(self, unit_index: int) -> list[Read]:
         reads = self._layouts[unit_index].reads
         return [chunk for read in reads for chunk in read.chunks(self._chunk_bytes)]
@@ -107,8 +113,14 @@ class Session:
         future = asyncio.wrap_future(
             self._pool.submit(self._reader.read, read, self._ring.slot(slot))
         )
-        future.add_done_callback(_retrieve)
+        self._reads.add(future)
+        future.add_done_callback(self._ended)
         return future
+
+    def _ended(self, read: asyncio.Future[None]) -> None:
+        self._reads.discard(read)
+        if not read.cancelled():
+            read.exception()  # seen: the session may be over, and nobody waits for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +131,3 @@ class _Fill:
     slot: int
     reads: Sequence[asyncio.Future[None]]
     began_ns: int
-
-
-def _retrieve(read: asyncio.Future[None]) -> None:
-    """Mark the exception as seen: the session may have ended."""
-    if not read.cancelled():
-        read.exception()

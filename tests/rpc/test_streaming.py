@@ -229,9 +229,10 @@ async def test_two_targets_are_served_at_once(
         feed_from(address) as two,
     ):
         for _ in range(3):
-            assert await asyncio.gather(
+            first, second = await asyncio.gather(
                 asyncio.to_thread(sweep, one, L), asyncio.to_thread(sweep, two, L)
-            ) == [LAYERS, LAYERS]
+            )
+            assert first == second == LAYERS
 
 
 async def test_closing_the_feed_ends_a_wait_for_a_layer(

@@ -1,7 +1,6 @@
 """A target, with a real streamer beside it, and a draft, in this process."""
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -11,16 +10,13 @@ from headrace.model.batch_loop import BatchLoop
 from headrace.model.checkpoint import Checkpoint
 from headrace.model.engine import Engine
 from headrace.model.sequences import SequenceTable
-from headrace.rpc import streamer_pb2_grpc
-from headrace.rpc.server import RpcServer
 from headrace.types import Verdict
 from services.draft.drafting import Drafted, Drafter, ProposeJob
 from services.draft.proposer import Proposer
-from services.streamer.reader import Reader
-from services.streamer.servicer import StreamerServicer
 from services.target.layer_feed import LayerFeed
 from services.target.sweep import Sweeper, VerifyJob
 from services.target.verifier import Verifier
+from tests.support.streamer_rig import feed_from, shared_memory_dir, streamer_of
 
 
 @asynccontextmanager
@@ -33,21 +29,32 @@ async def target_of(
 ) -> AsyncIterator[Verifier]:
     """A Verifier of one model; streamed layers come over gRPC and shared memory."""
     async with AsyncExitStack() as stack:
-        checkpoint = Checkpoint.open(directory)
         feed = None
         if is_streamed:
-            feed = await stack.enter_async_context(_feed(checkpoint))
-        engine = Engine(checkpoint, kv_tokens=kv_tokens, layer_source=feed)
-        table: SequenceTable[Verdict] = SequenceTable(
-            engine.cache,
-            vocab_size=engine.vocab_size,
-            max_context_tokens=engine.max_context_tokens,
-        )
-        sweeper = Sweeper(engine, feed, max_sweep_tokens=max_sweep_tokens)
-        loop: BatchLoop[VerifyJob, Verdict] = BatchLoop(
-            table, sweeper.run, recover=None if feed is None else feed.reopen
-        )
-        await stack.enter_async_context(_running(loop.run()))
+            shared_memory = stack.enter_context(shared_memory_dir())
+            address = f"unix:{shared_memory}/streamer.sock"
+            await stack.enter_async_context(streamer_of(directory, address, shared_memory))
+            feed = await stack.enter_async_context(feed_from(address))
+        target = target_on(directory, feed, max_sweep_tokens=max_sweep_tokens, kv_tokens=kv_tokens)
+        yield await stack.enter_async_context(target)
+
+
+@asynccontextmanager
+async def target_on(
+    directory: Path,
+    feed: LayerFeed | None,
+    *,
+    max_sweep_tokens: int = 256,
+    kv_tokens: int = 4096,
+) -> AsyncIterator[Verifier]:
+    """A Verifier of one model whose layers a feed brings; None: they are resident."""
+    engine = Engine(Checkpoint.open(directory), kv_tokens=kv_tokens, layer_source=feed)
+    table: SequenceTable[Verdict] = SequenceTable(
+        engine.cache, vocab_size=engine.vocab_size, max_context_tokens=engine.max_context_tokens
+    )
+    sweeper = Sweeper(engine, feed, max_sweep_tokens=max_sweep_tokens)
+    loop: BatchLoop[VerifyJob, Verdict] = BatchLoop(table, sweeper.run)
+    async with _running(loop.run()):
         yield Verifier(loop)
 
 
@@ -64,29 +71,6 @@ async def draft_of(
     loop: BatchLoop[ProposeJob, Drafted] = BatchLoop(table, drafter.run)
     async with _running(loop.run()):
         yield Proposer(loop, max_context_tokens=engine.max_context_tokens)
-
-
-@asynccontextmanager
-async def _feed(checkpoint: Checkpoint) -> AsyncIterator[LayerFeed]:
-    with tempfile.TemporaryDirectory() as directory:
-        address = f"unix:{directory}/streamer.sock"
-        server = RpcServer(address=address, service_names=["headrace.v1.Streamer"])
-        servicer = StreamerServicer(
-            checkpoint,
-            shared_memory_dir=Path(directory),
-            num_slots=3,
-            num_readers=2,
-            chunk_bytes=1 << 20,
-            reader=Reader(sorted({span.file for span in checkpoint.tensors.values()})),
-        )
-        streamer_pb2_grpc.add_StreamerServicer_to_server(servicer, server.server)
-        await server.start()
-        feed = await LayerFeed.open(address)
-        try:
-            yield feed
-        finally:
-            await feed.close()
-            await server.stop(0)
 
 
 @asynccontextmanager

@@ -142,6 +142,7 @@ class WatchedReads:
 
     def __init__(self) -> None:
         self.num_done = 0
+        self.num_failed = 0
         self.max_bytes = 1 << 30
         """Reads claim no more than this at a time."""
         self._errors: dict[int, int] = {}
@@ -161,6 +162,7 @@ class WatchedReads:
             index, self.num_done = self.num_done, self.num_done + 1
             self._progress.notify_all()
         if index in self._errors:
+            self.num_failed += 1
             errno = self._errors.pop(index)
             raise OSError(errno, os.strerror(errno))
         return min(self.max_bytes, os.preadv(descriptor, [buffer], offset))

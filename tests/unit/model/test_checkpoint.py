@@ -224,7 +224,7 @@ def test_pickled_weights_beside_safetensors_do_no_harm(tmp_path: Path) -> None:
 def test_gguf_alone_is_refused_with_what_to_use(tmp_path: Path) -> None:
     write_config(tmp_path)
     (tmp_path / "model-q4.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ConfigError, match="GGUF.*give a safetensors directory"):
+    with pytest.raises(ConfigError, match=r"GGUF.*give a safetensors directory"):
         Checkpoint.open(tmp_path)
 
 
