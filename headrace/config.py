@@ -47,11 +47,11 @@ class Environment:
             raise ConfigError(f"{name}={value} is out of range: set it to {minimum} or more")
         return value
 
-    def directory(self, name: str) -> Path:
+    def directory(self, name: str, default: Path | None = None) -> Path:
         """A directory that exists."""
-        path = self._get(name, Path, "a directory", None)
+        path = self._get(name, Path, "a directory", default)
         if not path.is_dir():
-            raise ConfigError(f"{name}={path} is not a directory: point it at a model directory")
+            raise ConfigError(f"{name}={path} is not a directory: point it at one that exists")
         return path
 
     def _get(self, name: str, cast: Callable[[str], T], kind: str, default: T | None) -> T:

@@ -2,10 +2,25 @@
 
 import torch
 
-TORCH_DTYPES = {
+from headrace.errors import ConfigError
+
+_TORCH_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
 """Those that models compute in."""
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The element type of that name.
+
+    Raises:
+        ConfigError: Models cannot compute in it.
+    """
+    if name not in _TORCH_DTYPES:
+        raise ConfigError(
+            f"weights of type {name} cannot be served yet: give a checkpoint in BF16, F16 or F32"
+        )
+    return _TORCH_DTYPES[name]

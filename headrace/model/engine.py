@@ -13,7 +13,7 @@ from torch import Tensor
 from headrace.errors import CheckpointCorrupt
 from headrace.model.attention import RaggedBatch, Span
 from headrace.model.checkpoint import Checkpoint, TensorSpan, Unit
-from headrace.model.dtypes import TORCH_DTYPES
+from headrace.model.dtypes import torch_dtype
 from headrace.model.kv_cache import KVCache, KVSequence
 from headrace.model.module import UnboundModule
 
@@ -120,6 +120,8 @@ class Engine:
 
     def _borrow(self, unit: Unit, source: LayerSource) -> None:
         """Let a layer acquire its weights as it begins and release them as it ends."""
+        for span in unit.tensors:
+            torch_dtype(span.dtype)  # refuse at the start what could not be used later
         index = unit.layer_index
         stem = unit.tensors[0].name.split(f".{index}.", 1)[0]
         layer = self._unbound.layer(f"{stem}.{index}")
@@ -157,7 +159,7 @@ def _load(spans: Sequence[TensorSpan]) -> dict[str, Tensor]:
                 if not num_read:
                     raise CheckpointCorrupt(f"{span.file.name} ends before tensor {span.name}")
                 view = view[num_read:]
-        tensors[span.name] = torch.frombuffer(buffer, dtype=TORCH_DTYPES[span.dtype]).view(
+        tensors[span.name] = torch.frombuffer(buffer, dtype=torch_dtype(span.dtype)).view(
             span.shape
         )
     return tensors

@@ -42,7 +42,7 @@ class Config:
         return cls(
             target_dir=environment.directory("HEADRACE_TARGET_DIR"),
             address=environment.text("HEADRACE_STREAMER_ADDRESS"),
-            shared_memory_dir=Path(environment.text("HEADRACE_SHM_DIR", "/dev/shm")),
+            shared_memory_dir=environment.directory("HEADRACE_SHM_DIR", Path("/dev/shm")),
             num_slots=environment.integer("HEADRACE_STREAMER_SLOTS", 3, minimum=1),
             num_readers=environment.integer("HEADRACE_STREAMER_READERS", 4, minimum=1),
             chunk_bytes=chunk_bytes,

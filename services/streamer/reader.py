@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.errors import CheckpointCorrupt, PeerUnavailable
+from headrace.model.checkpoint import TensorSpan
 from services.streamer.layout import ALIGNMENT_BYTES, Read
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,16 @@ class Reader:
         flags = os.O_RDONLY | (os.O_DIRECT if self.is_direct else 0)
         self._descriptors = {path: os.open(path, flags) for path in paths}
         self._stamps = {path: self._stamp(path) for path in paths}
+
+    def require(self, spans: Iterable[TensorSpan]) -> None:
+        """Check that the files, as opened, hold all bytes of some tensors.
+
+        Raises:
+            CheckpointCorrupt: A file was cut short since its header was read.
+        """
+        for span in spans:
+            if span.offset_bytes + span.num_bytes > self._stamps[span.file].num_bytes:
+                raise CheckpointCorrupt(f"{span.file.name} ends before tensor {span.name} does")
 
     def read(self, read: Read, slot: memoryview) -> None:
         """Bring a piece of a file to its place in a slot.

@@ -45,6 +45,7 @@ class StreamerServicer(streamer_pb2_grpc.StreamerServicer):
             chunk_bytes: Largest single read.
             reader: The checkpoint's files.
         """
+        reader.require(checkpoint.tensors.values())
         self._name = checkpoint.name
         self._layouts = [lay_out(unit) for unit in checkpoint.units]
         self._shared_memory_dir = shared_memory_dir

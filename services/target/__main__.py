@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from headrace.config import Environment
+from headrace.errors import ConfigError
 from headrace.model.batch_loop import BatchLoop
 from headrace.model.checkpoint import Checkpoint
 from headrace.model.engine import Engine
@@ -63,6 +64,11 @@ async def main(environment: Environment) -> None:
     if config.streamer_address is not None:
         feed = await LayerFeed.open(config.streamer_address)
     try:
+        if feed is not None and feed.num_units != len(checkpoint.units):
+            raise ConfigError(
+                "the streamer serves another checkpoint than the target: start both with the same "
+                "HEADRACE_TARGET_DIR"
+            )
         engine = await asyncio.to_thread(
             Engine, checkpoint, kv_tokens=config.kv_tokens, layer_source=feed
         )

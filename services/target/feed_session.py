@@ -12,8 +12,14 @@ import torch
 from grpc import aio
 from torch import Tensor
 
-from headrace.errors import ERRORS_BY_NAME, DeadlineExceeded, HeadraceError, PeerUnavailable
-from headrace.model.dtypes import TORCH_DTYPES
+from headrace.errors import (
+    ERRORS_BY_NAME,
+    CheckpointCorrupt,
+    DeadlineExceeded,
+    HeadraceError,
+    PeerUnavailable,
+)
+from headrace.model.dtypes import torch_dtype
 from headrace.rpc import streamer_pb2, streamer_pb2_grpc
 from headrace.rpc.client import error_from_status
 
@@ -90,6 +96,11 @@ class FeedSession:
         return self._held is None and is_between_sweeps and not self._receiving.done()
 
     @property
+    def num_units(self) -> int:
+        """Layers of the streamer's checkpoint."""
+        return len(self._layout.units)
+
+    @property
     def bytes_per_sweep(self) -> int:
         """What one sweep reads from storage."""
         return sum(unit.num_bytes for unit in self._layout.units)
@@ -114,7 +125,11 @@ class FeedSession:
             raise lease
         unit = self._layout.units[lease.unit_index]
         assert self._held is None
-        assert unit.layer_index == layer_index
+        if unit.layer_index != layer_index:
+            raise CheckpointCorrupt(
+                "the streamer serves another checkpoint than the target: start both with the same "
+                "HEADRACE_TARGET_DIR"
+            )
         self._held = lease
         key = (lease.unit_index, lease.slot)
         if key not in self._views:
@@ -145,7 +160,7 @@ class FeedSession:
         return {
             tensor.name: torch.frombuffer(
                 self._memory,
-                dtype=TORCH_DTYPES[tensor.dtype],
+                dtype=torch_dtype(tensor.dtype),
                 count=prod(tensor.shape),
                 offset=slot * self._layout.slot_bytes + tensor.offset_bytes,
             ).view(list(tensor.shape))

@@ -56,6 +56,11 @@ class LayerFeed:
         return feed
 
     @property
+    def num_units(self) -> int:
+        """Layers of the streamer's checkpoint."""
+        return self._running().num_units
+
+    @property
     def bytes_per_sweep(self) -> int:
         """What one sweep reads from storage."""
         return self._running().bytes_per_sweep
@@ -83,7 +88,11 @@ class LayerFeed:
             HeadraceError: As `reopen`, which runs first if the last sweep was cut off.
         """
         if self._session is None or not self._session.is_at_first_layer:
-            asyncio.run_coroutine_threadsafe(self.reopen(), self._loop).result()
+            reopening = asyncio.run_coroutine_threadsafe(self.reopen(), self._loop)
+            try:
+                reopening.result(2 * _REOPEN_TIMEOUT_S)
+            except TimeoutError:  # the loop is ending
+                raise PeerUnavailable("the streamer does not answer") from None
         begin = streamer_pb2.BeginSweep(sweep_index=sweep_index, traceparents=traceparents)
         self._running().send(streamer_pb2.StreamRequest(begin_sweep=begin))
 

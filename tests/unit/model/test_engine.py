@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from headrace.errors import CheckpointCorrupt
+from headrace.errors import CheckpointCorrupt, ConfigError
 from headrace.model.checkpoint import Checkpoint
 from headrace.model.engine import Engine, Slice
 from tests.support.tiny_models import make_tiny_model
@@ -80,8 +81,6 @@ def test_only_the_wanted_logits_are_computed(tmp_path: Path) -> None:
 def test_a_checkpoint_without_a_tensor_is_refused_by_its_name(tmp_path: Path) -> None:
     directory = make_tiny_model(tmp_path)
     path = directory / "model.safetensors"
-    from safetensors.torch import load_file, save_file
-
     tensors = load_file(path)
     del tensors["model.layers.2.mlp.up_proj.weight"]
     save_file(tensors, path)
@@ -92,10 +91,26 @@ def test_a_checkpoint_without_a_tensor_is_refused_by_its_name(tmp_path: Path) ->
 def test_a_tensor_of_another_shape_is_refused_by_its_name(tmp_path: Path) -> None:
     directory = make_tiny_model(tmp_path)
     path = directory / "model.safetensors"
-    from safetensors.torch import load_file, save_file
-
     tensors = load_file(path)
     tensors["model.norm.weight"] = torch.ones(63)
     save_file(tensors, path)
     with pytest.raises(CheckpointCorrupt, match=r"model\.norm\.weight has shape \[63\]"):
         Engine(Checkpoint.open(directory), kv_tokens=64)
+
+
+def test_layers_of_a_type_that_cannot_be_computed_are_refused_at_the_start(tmp_path: Path) -> None:
+    directory = make_tiny_model(tmp_path)
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.up_proj.weight"] = torch.zeros(128, 64, dtype=torch.int8)
+    save_file(tensors, path)
+
+    class NoLayers:
+        def acquire(self, layer_index: int) -> dict[str, Tensor]:
+            raise AssertionError
+
+        def release(self, layer_index: int) -> None:
+            raise AssertionError
+
+    with pytest.raises(ConfigError, match="I8 cannot be served yet: give a checkpoint in BF16"):
+        Engine(Checkpoint.open(directory), kv_tokens=64, layer_source=NoLayers())
