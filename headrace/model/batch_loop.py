@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
@@ -54,6 +55,7 @@ class BatchLoop(Generic[AnyJob, Answer]):
         table: SequenceTable[Answer],
         run_batch: Callable[[Sequence[AnyJob]], None],
         *,
+        window: GatherWindow,
         max_idle_s: float = 600.0,
     ) -> None:
         """Prepare a loop; `run` starts it.
@@ -62,14 +64,15 @@ class BatchLoop(Generic[AnyJob, Answer]):
             table: The live sequences.
             run_batch: Computes on the compute thread and gives jobs an answer or an error; a job
                 that gets neither stays pending for the next batch.
+            window: Decides how long a batch waits for more sequences.
             max_idle_s: A sequence that nobody used for so long is closed: its gateway is gone.
         """
         self._table = table
         self._run_batch = run_batch
         self._max_idle_s = max_idle_s
-        self._window = GatherWindow()
+        self._window = window
         self._pending: dict[str, tuple[AnyJob, asyncio.Future[Answer]]] = {}
-        self._arrived = asyncio.Event()
+        self._changed = asyncio.Event()
         self._running: frozenset[str] = frozenset()
         self._between_batches = asyncio.Condition()
         self._compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
@@ -87,7 +90,7 @@ class BatchLoop(Generic[AnyJob, Answer]):
         self._table.open(
             sequence_id, token_ids, sampling, max_length=max_length, now_s=time.monotonic()
         )
-        self._window.expect(sequence_id)
+        self._window.expect(sequence_id, now_s=time.monotonic())
 
     async def close(self, sequence_id: str) -> None:
         """Free a sequence; its pending step fails."""
@@ -131,7 +134,8 @@ class BatchLoop(Generic[AnyJob, Answer]):
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         future.add_done_callback(_retrieve)
         self._pending[sequence_id] = (make_job(sequence), future)
-        self._arrived.set()
+        self._window.arrived(sequence_id, now_s=time.monotonic())
+        self._changed.set()
         return await asyncio.shield(future)
 
     async def run(self) -> None:
@@ -144,19 +148,17 @@ class BatchLoop(Generic[AnyJob, Answer]):
 
     async def _gather(self) -> None:
         while not self._pending:
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._changed.clear()
+            await self._changed.wait()
         began_s = time.monotonic()
         while True:
-            left_s = began_s + self._window.wait_s(self._pending.keys()) - time.monotonic()
+            left_s = self._window.deadline_s(began_s=began_s) - time.monotonic()
             if left_s <= 0:
                 return
-            self._arrived.clear()
-            try:
+            self._changed.clear()
+            with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
-                    await self._arrived.wait()
-            except TimeoutError:
-                return
+                    await self._changed.wait()
 
     async def _run_one(self) -> None:
         jobs = [job for job, _ in self._pending.values()]
@@ -194,11 +196,12 @@ class BatchLoop(Generic[AnyJob, Answer]):
                 pending[1].set_exception(job.error)
             else:
                 pending[1].set_result(cast("Answer", job.answer))
-        self._window.finished(batch_s, answered)
+        self._window.finished(answered, batch_s=batch_s, now_s=time.monotonic())
 
     async def _leave(self, sequence_id: str) -> None:
         """Take a sequence out of the pending ones; waits while a batch computes with its KV."""
         self._window.forget(sequence_id)
+        self._changed.set()
         self._fail(sequence_id, "the sequence was closed")
         async with self._between_batches:
             await self._between_batches.wait_for(lambda: sequence_id not in self._running)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from headrace.config import Environment
+from headrace.gather import QuietWindow
 from headrace.model.batch_loop import BatchLoop
 from headrace.model.checkpoint import Checkpoint
 from headrace.model.engine import Engine
@@ -65,7 +66,7 @@ async def main(environment: Environment) -> None:
         num_tokens=min(vocabulary.num_tokens, engine.vocab_size),
         max_row_tokens=config.max_row_tokens,
     )
-    loop: BatchLoop[ProposeJob, Drafted] = BatchLoop(table, drafter.run)
+    loop: BatchLoop[ProposeJob, Drafted] = BatchLoop(table, drafter.run, window=QuietWindow())
     info = ModelInfo(
         name=checkpoint.name,
         vocab_size=engine.vocab_size,

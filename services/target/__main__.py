@@ -10,6 +10,7 @@ import torch
 
 from headrace.config import Environment
 from headrace.errors import ConfigError
+from headrace.gather import ReturnWindow
 from headrace.model.batch_loop import BatchLoop
 from headrace.model.checkpoint import Checkpoint
 from headrace.model.engine import Engine
@@ -86,7 +87,7 @@ async def _serve(
     table: SequenceTable[Verdict] = SequenceTable(
         engine.cache, vocab_size=engine.vocab_size, max_context_tokens=engine.max_context_tokens
     )
-    loop: BatchLoop[VerifyJob, Verdict] = BatchLoop(table, sweeper.run)
+    loop: BatchLoop[VerifyJob, Verdict] = BatchLoop(table, sweeper.run, window=ReturnWindow())
     info = ModelInfo(
         name=checkpoint.name,
         vocab_size=engine.vocab_size,

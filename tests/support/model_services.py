@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from headrace.gather import QuietWindow, ReturnWindow
 from headrace.model.batch_loop import BatchLoop
 from headrace.model.checkpoint import Checkpoint
 from headrace.model.engine import Engine
@@ -53,7 +54,7 @@ async def target_on(
         engine.cache, vocab_size=engine.vocab_size, max_context_tokens=engine.max_context_tokens
     )
     sweeper = Sweeper(engine, feed, max_sweep_tokens=max_sweep_tokens)
-    loop: BatchLoop[VerifyJob, Verdict] = BatchLoop(table, sweeper.run)
+    loop: BatchLoop[VerifyJob, Verdict] = BatchLoop(table, sweeper.run, window=ReturnWindow())
     async with _running(loop.run()):
         yield Verifier(loop)
 
@@ -68,7 +69,7 @@ async def draft_of(
         engine.cache, vocab_size=engine.vocab_size, max_context_tokens=engine.max_context_tokens
     )
     drafter = Drafter(engine, num_tokens=engine.vocab_size, max_row_tokens=max_row_tokens)
-    loop: BatchLoop[ProposeJob, Drafted] = BatchLoop(table, drafter.run)
+    loop: BatchLoop[ProposeJob, Drafted] = BatchLoop(table, drafter.run, window=QuietWindow())
     async with _running(loop.run()):
         yield Proposer(loop, max_context_tokens=engine.max_context_tokens)
 
