@@ -46,11 +46,12 @@ protos-fresh: protos ## fail when the committed gRPC code is stale
 	@stale="$$(git status --porcelain '$(STUBS)/*_pb2*')"; test -z "$$stale" \
 		|| { echo "Commit what make protos changed:"; echo "$$stale"; exit 1; }
 
-up: ## start with docker compose
+up: setup ## fetch the demo models and start with docker compose
+	$(BIN)/headrace models fetch demo
 	docker compose up --build --detach --wait
 
-down: ## stop docker compose
-	docker compose down
+down: ## stop what up started and remove it, with its data
+	docker compose down --volumes
 
 bench: setup ## run the benchmarks; each prints its rows and writes JSON
 	@for benchmark in benchmarks/[!_]*.py; do echo "$$benchmark"; $(BIN)/python "$$benchmark" || exit 1; done
