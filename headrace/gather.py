@@ -12,6 +12,8 @@ A sequence that missed a batch is not waited for again until it shows up.
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 
+_WEIGHT_OF_NEWEST = 0.3
+
 
 class GatherWindow(ABC):
     """Knows who is on the way: opened, or answered, and not back yet. Times are on one clock."""
@@ -55,6 +57,9 @@ class GatherWindow(ABC):
 class QuietWindow(GatherWindow):
     """Waits while sequences keep coming: those of one sweep arrive within a short time."""
 
+    _SHARE = 0.2
+    """Of a batch's time, that a silence may cost at most."""
+
     def __init__(self, *, quiet_s: float = 0.02, max_s: float = 0.25) -> None:
         """Set the limits.
 
@@ -66,14 +71,23 @@ class QuietWindow(GatherWindow):
         self._quiet_s = quiet_s
         self._max_s = max_s
         self._newest_s = 0.0
+        self._batch_s: float | None = None
 
     def arrived(self, sequence_id: str, *, now_s: float) -> None:
         """A sequence is pending."""
         super().arrived(sequence_id, now_s=now_s)
         self._newest_s = now_s
 
+    def finished(self, sequence_ids: Collection[str], *, batch_s: float, now_s: float) -> None:
+        """The batch ended after batch_s seconds, and these sequences got their answers."""
+        super().finished(sequence_ids, batch_s=batch_s, now_s=now_s)
+        self._batch_s = _mean(self._batch_s, batch_s)
+
     def _deadline_s(self, expected: Mapping[str, float], began_s: float) -> float:
-        return min(max(began_s, self._newest_s) + self._quiet_s, began_s + self._max_s)
+        quiet_s = self._quiet_s
+        if self._batch_s is not None:
+            quiet_s = min(quiet_s, self._SHARE * self._batch_s)
+        return min(max(began_s, self._newest_s) + quiet_s, began_s + self._max_s)
 
 
 class ReturnWindow(GatherWindow):
@@ -85,7 +99,6 @@ class ReturnWindow(GatherWindow):
 
     _PATIENCE = 1.5
     """Times the usual return."""
-    _WEIGHT_OF_NEWEST = 0.3
 
     def __init__(self, *, first_s: float = 0.25) -> None:
         """Begin without measurements.
@@ -105,13 +118,13 @@ class ReturnWindow(GatherWindow):
         super().arrived(sequence_id, now_s=now_s)
         since_s = self._away.pop(sequence_id, None)
         if since_s is not None:
-            self._return_s = self._mean(self._return_s, now_s - since_s)
+            self._return_s = _mean(self._return_s, now_s - since_s)
 
     def finished(self, sequence_ids: Collection[str], *, batch_s: float, now_s: float) -> None:
         """The batch ended after batch_s seconds, and these sequences got their answers."""
         super().finished(sequence_ids, batch_s=batch_s, now_s=now_s)
         self._away.update(dict.fromkeys(sequence_ids, now_s))
-        self._batch_s = self._mean(self._batch_s, batch_s)
+        self._batch_s = _mean(self._batch_s, batch_s)
 
     def forget(self, sequence_id: str) -> None:
         """A sequence was closed."""
@@ -123,5 +136,7 @@ class ReturnWindow(GatherWindow):
         batch_s = self._first_s if self._batch_s is None else self._batch_s
         return min(max(expected.values()) + self._PATIENCE * return_s, began_s + batch_s)
 
-    def _mean(self, mean: float | None, newest: float) -> float:
-        return newest if mean is None else mean + self._WEIGHT_OF_NEWEST * (newest - mean)
+
+def _mean(mean: float | None, newest: float) -> float:
+    """A running mean that forgets."""
+    return newest if mean is None else mean + _WEIGHT_OF_NEWEST * (newest - mean)

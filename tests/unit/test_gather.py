@@ -41,6 +41,13 @@ def test_the_draft_waits_while_sequences_keep_coming() -> None:
     assert window.deadline_s(began_s=5.0) == pytest.approx(5.1)
 
 
+def test_a_silence_at_the_draft_costs_a_share_of_its_batch_at_most() -> None:
+    window = QuietWindow(quiet_s=0.02, max_s=0.1)
+    window.finished(["a", "b"], batch_s=0.01, now_s=0.0)
+    window.arrived("a", now_s=5.0)
+    assert window.deadline_s(began_s=5.0) == pytest.approx(5.002)
+
+
 def returning(window: ReturnWindow, *, return_s: float, batch_s: float) -> None:
     """Let one sequence go round until the window knows its times."""
     for turn in range(20):
