@@ -34,7 +34,8 @@ async def target_of(
         if is_streamed:
             shared_memory = stack.enter_context(shared_memory_dir())
             address = f"unix:{shared_memory}/streamer.sock"
-            await stack.enter_async_context(streamer_of(directory, address, shared_memory))
+            streamer = streamer_of(directory, address, shared_memory, chunk_bytes=1 << 20)
+            await stack.enter_async_context(streamer)
             feed = await stack.enter_async_context(feed_from(address))
         target = target_on(directory, feed, max_sweep_tokens=max_sweep_tokens, kv_tokens=kv_tokens)
         yield await stack.enter_async_context(target)
