@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from grpc import aio
@@ -79,12 +79,19 @@ class Gateway:
         self.readiness.open(inference)
         await self._rpc.set_serving()
 
-    async def drain(self, grace_s: float) -> None:
-        """Take no new requests; let the live ones finish for a while, then cancel them."""
+    async def drain(
+        self, grace_s: float, *, hurry: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Take no new requests; let the live ones finish for a while, then cancel them.
+
+        Args:
+            grace_s: How long.
+            hurry: Returns when they are to be cancelled at once.
+        """
         self.readiness.close()
         await self._rpc.drain()
         if self._generations is not None:
-            await self._generations.drain(grace_s)
+            await self._generations.drain(grace_s, hurry=hurry)
 
 
 @asynccontextmanager

@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import secrets
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
+from typing import Any
 
 from gateway.generation import Backend, Generation
 from gateway.spec import GenerationSpec
@@ -87,12 +89,17 @@ class Generations:
             generation.cancel()
         return generation is not None
 
-    async def drain(self, grace_s: float) -> None:
-        """Let the live requests finish for a while, then cancel the rest."""
+    async def drain(
+        self, grace_s: float, *, hurry: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Let the live requests finish for grace_s, or until hurry returns; cancel the rest."""
         logger.info("%d live requests have %.0f s to finish", len(self._live), grace_s)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                await self._is_idle.wait()
+        ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._is_idle.wait())]
+        if hurry is not None:
+            ends.append(asyncio.ensure_future(hurry()))
+        await asyncio.wait(ends, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
         for generation in self._live.values():
             generation.cancel(PeerUnavailable("the gateway is shutting down: send it again"))
         with suppress(TimeoutError):

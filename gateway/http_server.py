@@ -74,7 +74,12 @@ def _listen(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host.strip("[]"), int(port)), family=family, backlog=_BACKLOG)
+        listener = socket.create_server(
+            (host.strip("[]"), int(port)), family=family, backlog=_BACKLOG
+        )
+        # Connections inherit it: small answers and events must not wait for more to send.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except ValueError:
         raise ConfigError(
             f"HEADRACE_HTTP_ADDRESS={address} is malformed: set it to host:port"

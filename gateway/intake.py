@@ -3,11 +3,12 @@
 import secrets
 from typing import Final
 
-from gateway.spec import GenerationSpec, InferenceRequest
+from gateway.spec import ChatMessage, GenerationSpec, InferenceRequest
 from gateway.tokenizer import Tokenizer
 from headrace.errors import InvalidRequest, UnknownModel
 from headrace.types import MAX_SEED, SamplingParams
 
+ROLES: Final = ("system", "user", "assistant")
 MAX_CHOICES: Final = 16
 MAX_GAMMA: Final = 64
 MAX_STOPS: Final = 4
@@ -95,6 +96,7 @@ class Intake:
         else:
             messages = list(prompt)
             _check_range(len(messages), 1, MAX_MESSAGES, param="messages", what="their number")
+            _check_roles(messages)
             self._check_chars(sum(len(message.content) for message in messages), param)
             token_ids = await self._tokenizer.encode_chat(messages)
         if not token_ids:
@@ -152,6 +154,15 @@ def _check_range(value: int, low: int, high: int, *, param: str, what: str = "")
         raise InvalidRequest(
             f"{param}: {what or 'the value'} must be between {low} and {high}", param=param
         )
+
+
+def _check_roles(messages: list[ChatMessage]) -> None:
+    for message in messages:
+        if message.role not in ROLES:
+            raise InvalidRequest(
+                f"the role {message.role[:50]!r} is unknown: use one of {', '.join(ROLES)}",
+                param="messages",
+            )
 
 
 def _check_stops(stops: tuple[str, ...]) -> None:

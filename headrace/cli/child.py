@@ -11,6 +11,7 @@ from pathlib import Path
 from headrace.cli.wiring import ProcessSpec
 
 _NUM_LAST_LINES = 12
+_HURRY_AFTER_S = 0.5
 
 
 class Child:
@@ -65,10 +66,19 @@ class Child:
         tail = "".join(f"  {line.rstrip()}\n" for line in lines)
         return f"the {self.spec.name} ended {how}; its last lines:\n{tail or '  (none)'}".rstrip()
 
-    async def stop(self, grace_s: float) -> None:
-        """Ask it to end, and kill it when it has not after grace_s."""
+    async def stop(self, grace_s: float, *, is_hurried: bool = False) -> None:
+        """Ask it to end, and kill it when it has not after grace_s.
+
+        Args:
+            grace_s: How long it may take.
+            is_hurried: Ask twice: a process that drains ends what is live instead.
+        """
         if self.is_running:
             self._process.terminate()
+        if self.is_running and is_hurried:
+            await asyncio.sleep(_HURRY_AFTER_S)  # two signals at once would be one
+            if self.is_running:
+                self._process.terminate()
         try:
             await asyncio.wait_for(self.wait(), grace_s)
         except TimeoutError:

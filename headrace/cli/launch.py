@@ -11,6 +11,7 @@ from headrace.cli.progress import fetch_reporter
 from headrace.cli.stack import run_stack
 from headrace.cli.status import open_display
 from headrace.cli.wiring import StackConfig
+from headrace.errors import ConfigError
 
 
 def stack_config(
@@ -29,6 +30,10 @@ def stack_config(
     Raises:
         ConfigError: A model cannot be had, or a port is taken.
     """
+    if http_port == grpc_port != 0:
+        raise ConfigError(
+            f"HTTP and gRPC cannot share port {http_port}: choose another --grpc-port"
+        )
     http_port = claim_port(host, http_port, "--http-port")
     grpc_port = claim_port(host, grpc_port, "--grpc-port")
     with fetch_reporter() as reporter:

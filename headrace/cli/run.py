@@ -31,7 +31,7 @@ def run(
         typer.Option(help="Draft tokens a step: a number, or auto.", show_default="the gateway's"),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Length of the answer at most.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.0,
     top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0)] = None,
     top_k: Annotated[int | None, typer.Option(min=0)] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,

@@ -23,7 +23,7 @@ def serve(
     target: Target = "demo",
     draft: Draft = None,
     gamma: Annotated[
-        int, typer.Option(min=0, help="Draft tokens a step; 0 is plain decoding.")
+        int, typer.Option(min=0, max=64, help="Draft tokens a step; 0 is plain decoding.")
     ] = DEFAULT_GAMMA,
     host: Annotated[str, typer.Option(help="Interface to listen on.")] = LOOPBACK,
     http_port: HttpPort = 8001,

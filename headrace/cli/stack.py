@@ -33,7 +33,7 @@ T = TypeVar("T")
 _POLL_INTERVAL_S = 0.2
 _OBSERVE_INTERVAL_S = 1.0
 _CALL_TIMEOUT_S = 2.0
-_FAILURE_GRACE_S = 3.0
+_FAILURE_GRACE_S = 4.0
 """For the rest of a stack that lost a process: there is nothing left to drain for."""
 _REAP_S = 1.0
 """How much later than its broken connections the end of a process may show."""
@@ -182,7 +182,12 @@ class Stack:
         try:
             for children in reversed(self._children):
                 await asyncio.gather(
-                    *(child.stop(grace_s or child.spec.stop_grace_s) for child in children)
+                    *(
+                        child.stop(
+                            grace_s or child.spec.stop_grace_s, is_hurried=grace_s is not None
+                        )
+                        for child in children
+                    )
                 )
         finally:  # also when a second signal cancelled the wait above
             for child in self._all_children():

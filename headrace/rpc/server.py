@@ -43,7 +43,7 @@ KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *KEEPALIVE_OPTIONS,
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.so_reuseport", 0),
 )
 
@@ -95,7 +95,7 @@ class RpcServer:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(coroutine) for coroutine in background]
             await self.set_serving()
-            await wait_for_signal()
+            await Signals().wait()
             await self.stop(grace_s)
             for task in running:
                 task.cancel()
@@ -116,14 +116,20 @@ class RpcServer:
             await self._health.set(name, status)
 
 
-async def wait_for_signal() -> None:
-    """Return at the first SIGTERM or SIGINT."""
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    await stopped.wait()
-    logger.info("stopping on a signal")
+class Signals:
+    """SIGTERM and SIGINT, one after the other."""
+
+    def __init__(self) -> None:
+        """Catch them from now on."""
+        self._received: asyncio.Queue[None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._received.put_nowait, None)
+
+    async def wait(self) -> None:
+        """Return at the next one."""
+        await self._received.get()
+        logger.info("stopping on a signal")
 
 
 class _CallInterceptor(aio.ServerInterceptor):

@@ -16,8 +16,8 @@ from headrace.rng import Purpose, uniform
 from headrace.sampling import draw_from_row, probabilities, sparse_row
 from headrace.types import Proposal, SparseRow
 
-_MAX_PASS_TOKENS = 512
-"""Prompt tokens in one forward pass; bounds its memory."""
+_MAX_PASS_TOKENS = 256
+"""Prompt tokens of one sequence in a forward pass; bounds its memory and what others wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,11 @@ class ProposeJob(Job[Drafted]):
     gamma: int
     token_ids: list[int] = field(default_factory=list)
     draft_rows: list[SparseRow] = field(default_factory=list)
+
+    @property
+    def num_pending(self) -> int:
+        """Committed tokens that have no KV yet."""
+        return self.sequence.num_pending
 
     def next_slice(self) -> Slice:
         """The tokens that the next draw needs: what has no KV yet, or the last draft token."""
@@ -78,7 +83,21 @@ class Drafter:
         self._max_row_tokens = max_row_tokens
 
     def run(self, jobs: Sequence[ProposeJob]) -> None:
-        """Draw every job's proposal: one forward pass for each draft token, all jobs together."""
+        """Draw the proposals: one forward pass for each draft token, all jobs together.
+
+        Jobs whose prompt is too long for one pass stay pending; the first of them advances by a
+        chunk, so that nobody waits for a whole prompt of somebody else.
+        """
+        long = [job for job in jobs if job.gamma > 0 and job.num_pending > _MAX_PASS_TOKENS]
+        ready = [job for job in jobs if job not in long]
+        if ready:
+            self._propose(ready)
+        if long:
+            sequence = long[0].sequence
+            chunk = sequence.pending_token_ids[:_MAX_PASS_TOKENS]
+            self._engine.forward([Slice(kv=sequence.kv, token_ids=chunk, num_logits=0)])
+
+    def _propose(self, jobs: Sequence[ProposeJob]) -> None:
         began_ns = time.perf_counter_ns()
         try:
             self._draw_all([job for job in jobs if job.gamma > 0])
@@ -96,7 +115,6 @@ class Drafter:
                     job.roll_back()
 
     def _draw_all(self, jobs: Sequence[ProposeJob]) -> None:
-        self._prefill(jobs)
         drawing = jobs
         while drawing:
             logits = self._engine.forward([job.next_slice() for job in drawing])
@@ -105,13 +123,6 @@ class Drafter:
             drawing = [
                 job for job in drawing if job.error is None and len(job.token_ids) < job.gamma
             ]
-
-    def _prefill(self, jobs: Sequence[ProposeJob]) -> None:
-        """Bring long prompts to where one forward pass takes the rest."""
-        for job in jobs:
-            while job.sequence.num_pending > _MAX_PASS_TOKENS:
-                chunk = job.sequence.pending_token_ids[:_MAX_PASS_TOKENS]
-                self._engine.forward([Slice(kv=job.sequence.kv, token_ids=chunk, num_logits=0)])
 
     def _draw(self, job: ProposeJob, logits: Tensor) -> None:
         """Draw one token from exactly the row that will be sent.

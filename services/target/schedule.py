@@ -25,8 +25,8 @@ class Load:
 def plan_sweep(loads: Sequence[Load], *, max_tokens: int) -> list[int]:
     """Share a sweep's token budget.
 
-    Steps whose prompt is done come first, in order; prompts fill what is left, in chunks. The
-    first step always advances, whatever the budget.
+    Steps whose prompt is done come first, in order; prompts share what is left evenly, in chunks,
+    so that a long one never holds up a short one. Some step always advances, whatever the budget.
 
     Args:
         loads: Of each pending step, oldest first; at least one.
@@ -44,11 +44,13 @@ def plan_sweep(loads: Sequence[Load], *, max_tokens: int) -> list[int]:
         if loads[index].num_tokens <= left - kept:
             takes[index] = loads[index].num_tokens
             left -= takes[index]
-    for index in prompts:
+    # Shortest first: what one does not need of its share goes to the longer ones.
+    by_length = sorted(prompts, key=lambda index: loads[index].num_tokens)
+    for num_before, index in enumerate(by_length):
         load = loads[index]
-        takes[index] = (
-            load.num_tokens if load.num_tokens <= left else min(left, load.num_pending - 1)
-        )
+        share = left // (len(by_length) - num_before)
+        is_whole = load.num_tokens <= share
+        takes[index] = load.num_tokens if is_whole else min(share, load.num_pending - 1)
         left -= takes[index]
     if not any(takes):
         takes[0] = 1 if loads[0].num_pending > 1 else loads[0].num_tokens

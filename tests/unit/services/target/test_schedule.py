@@ -24,6 +24,12 @@ def test_a_long_prompt_travels_in_chunks_beside_the_others() -> None:
     assert plan == [59, 5]
 
 
+def test_a_short_prompt_is_not_held_up_by_long_ones_before_it() -> None:
+    long = Load(num_pending=3_000, gamma=4)
+    plan = plan_sweep([long, long, Load(num_pending=10, gamma=4)], max_tokens=64)
+    assert plan == [25, 25, 14]
+
+
 def test_prompts_keep_a_share_when_decoding_could_fill_the_sweep() -> None:
     busy = [Load(num_pending=1, gamma=7)] * 20
     plan = plan_sweep([*busy, Load(num_pending=100, gamma=0)], max_tokens=64)
