@@ -31,6 +31,13 @@ _SERVICE_CONFIG = json.dumps(
     }
 )
 
+CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    *KEEPALIVE_OPTIONS,
+    ("grpc.service_config", _SERVICE_CONFIG),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
 _MARGIN_S = 0.05
 """Kept back from a deadline at each hop, so that the caller hears why before its own is over."""
 
@@ -47,13 +54,7 @@ _BY_STATUS: dict[grpc.StatusCode, type[errors.HeadraceError]] = {
 
 def open_channel(address: str) -> aio.Channel:
     """A channel to "host:port" or "unix:/path" with keepalive and retries."""
-    options = [
-        *KEEPALIVE_OPTIONS,
-        ("grpc.service_config", _SERVICE_CONFIG),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1_000),
-    ]
-    return aio.insecure_channel(address, options=options)
+    return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
 async def invoke(
