@@ -319,19 +319,26 @@ def test_headrace_run_prints_one_object_and_leaves_nothing(system: System, tmp_p
     ]
 
 
-async def test_a_process_that_is_killed_ends_the_stack_with_its_name(
-    system: System, tmp_path: Path
+@pytest.mark.parametrize("victim", ["streamer", "target"])
+async def test_a_process_that_is_killed_ends_the_stack_and_every_stream_with_a_reason(
+    victim: str, system: System, tmp_path: Path
 ) -> None:
     log = tmp_path / "serve.log"
+    body = {"prompt": "a", "max_tokens": 400, "stream": True, "ignore_eos": True}
     with running_stack(system.target, None, log) as stack:
-        streamer = next(
-            child
-            for child in psutil.Process(stack.pid).children(recursive=True)
-            if "services.streamer" in child.cmdline()
-        )
-        streamer.kill()
-        await assert_eventually(lambda: not psutil.pid_exists(stack.pid) or _is_gone(stack.pid))
-    assert "the streamer ended by SIGKILL" in log.read_text()
+        children = psutil.Process(stack.pid).children(recursive=True)
+        process = next(child for child in children if f"services.{victim}" in child.cmdline())
+        async with (
+            httpx.AsyncClient(base_url=stack.base_url, timeout=30) as client,
+            client.stream("POST", "/v1/completions", json=body) as response,
+        ):
+            lines = response.aiter_lines()
+            assert (await anext(lines)).startswith("data: ")
+            process.kill()
+            rest = [line async for line in lines if line.startswith("data: ")]
+        assert "error" in json.loads(rest[-1].removeprefix("data: "))
+        await assert_eventually(lambda: _is_gone(stack.pid), timeout_s=20)
+    assert f"the {victim} ended by SIGKILL" in log.read_text()
 
 
 def _is_gone(pid: int) -> bool:
