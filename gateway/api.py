@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from gateway.intake import MAX_MESSAGES, MAX_STOPS
+from gateway.intake import MAX_GAMMA, MAX_MESSAGES, MAX_STOPS
 from gateway.spec import ChatMessage, InferenceRequest
 from headrace.errors import InvalidRequest
 
@@ -41,6 +41,13 @@ _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none",),
     "tools": ([],),
     "top_logprobs": (0,),
+}
+
+# Of a field with several types the validator tells only why the first did not fit.
+_WANTED = {
+    "gamma": f'a whole number from 0 to {MAX_GAMMA}, or "auto"',
+    "prompt": "a text or a list of token ids",
+    "stop": f"a text or a list of at most {MAX_STOPS} texts",
 }
 
 _DEFAULT_COMPLETION_TOKENS = 16  # as the OpenAI reference has it for /v1/completions
@@ -127,6 +134,15 @@ class TextPart(_Strict):
     type: Literal["text"]
     text: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_types(cls, part: Any) -> Any:
+        if _is_object(part) and part.get("type") != "text":
+            raise InvalidRequest(
+                "messages: only content parts of type text are supported", param="messages"
+            )
+        return part
+
 
 _Parts = Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)]
 
@@ -204,7 +220,10 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         if fault["type"] == "json_invalid":
             raise InvalidRequest(f"the body is not valid JSON: {fault['msg']}") from None
         path = _path(fault["loc"])
-        raise InvalidRequest(f"{path}: {fault['msg']}", param=path) from None
+        reason = f"{path}: {fault['msg']}"
+        if path in _WANTED:
+            reason = f"{path} must be {_WANTED[path]}"
+        raise InvalidRequest(reason, param=path) from None
 
 
 def _path(steps: tuple[int | str, ...]) -> str:

@@ -214,3 +214,27 @@ async def test_errors_name_no_address(rig: GatewayRig) -> None:
     raw = json.dumps({"prompt": "a", "model": "x"})
     response = await rig.http.post("/v1/completions", content=raw)
     assert "127.0.0.1" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "hint"),
+    [
+        ("gamma", "AUTO", 'a whole number from 0 to 64, or "auto"'),
+        ("stop", ["a", "b", "c", "d", "e"], "a list of at most 4 texts"),
+        ("prompt", 5, "a text or a list of token ids"),
+    ],
+)
+async def test_a_field_of_several_types_says_all_of_them(
+    rig: GatewayRig, field: str, value: object, hint: str
+) -> None:
+    response = await rig.http.post("/v1/completions", json={"prompt": "a", field: value})
+    assert response.status_code == 400
+    assert hint in response.json()["error"]["message"]
+
+
+async def test_an_image_is_refused_as_one(rig: GatewayRig) -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:,"}}
+    body = {"messages": [{"role": "user", "content": [part]}]}
+    response = await rig.http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert "only content parts of type text" in response.json()["error"]["message"]
