@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup ## fetch the demo models and answer one question through all processes
-	$(BIN)/headrace run "$(PROMPT)"
+	$(BIN)/headrace run --weights streamed "$(PROMPT)"
 
 test: setup ## fetch the demo models and run the tests
 	$(BIN)/headrace models fetch demo

@@ -8,6 +8,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from headrace.model import manifest
+
 _LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
 _WEIGHTS = "model.safetensors"
 _CONFIG = "config.json"
@@ -25,7 +27,7 @@ def drop_layers(source: Path, directory: Path, dropped: Collection[int]) -> None
     num_layers = config["num_hidden_layers"]
     kept = [layer for layer in range(num_layers) if layer not in dropped]
     for path in source.iterdir():
-        if path.name not in (_WEIGHTS, _CONFIG):
+        if path.name not in (_WEIGHTS, _CONFIG, manifest.FILE_NAME):
             shutil.copy(path, directory)
     (directory / _CONFIG).write_text(json.dumps(_shorten(config, kept), indent=2) + "\n")
     _copy_tensors(source / _WEIGHTS, directory / _WEIGHTS, kept)

@@ -5,6 +5,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from headrace.cli.bench import bench
+from headrace.cli.doctor import doctor
+from headrace.cli.envelope import envelope
 from headrace.cli.models import models
 from headrace.cli.run import run
 from headrace.cli.serve import serve
@@ -30,4 +33,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(run)
+app.command()(envelope)
+app.command()(doctor)
 app.add_typer(models, name="models")
+app.add_typer(bench, name="bench")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from headrace.catalog.resolve import resolve_draft, resolve_target
 from headrace.cli.chat import Answer, Question, ask
+from headrace.cli.partition import Weights, find_partition
 from headrace.cli.ports import claim_port
 from headrace.cli.progress import fetch_reporter
 from headrace.cli.stack import run_stack
@@ -22,13 +23,13 @@ def stack_config(
     host: str,
     http_port: int,
     grpc_port: int,
-    num_slots: int,
-    is_resident: bool,
+    memory: str,
+    weights: Weights,
 ) -> StackConfig:
     """What to start, with every model on disk and every port free.
 
     Raises:
-        ConfigError: A model cannot be had, or a port is taken.
+        ConfigError: A model cannot be had or does not fit the memory, or a port is taken.
     """
     if http_port == grpc_port != 0:
         raise ConfigError(
@@ -46,8 +47,7 @@ def stack_config(
         host=host,
         http_port=http_port,
         grpc_port=grpc_port,
-        num_slots=num_slots,
-        is_resident=is_resident,
+        partition=find_partition(target_dir, draft_dir, memory=memory, weights=weights),
     )
 
 

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.partition import Weights
+
 Target = Annotated[str, typer.Option(help="demo, a model directory or a hub id.")]
 Draft = Annotated[
     str | None,
@@ -13,11 +15,14 @@ Draft = Annotated[
     ),
 ]
 HttpPort = Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")]
-Slots = Annotated[int, typer.Option(min=1, help="Layers in memory while weights are streamed.")]
-Resident = Annotated[
-    bool, typer.Option("--resident", help="Keep all weights in memory instead of streaming them.")
+Memory = Annotated[
+    str,
+    typer.Option(help="Budget of all model processes: 6.8G, 1500M; auto is 80 % of what is free."),
+]
+StreamOrKeep = Annotated[
+    Weights,
+    typer.Option(help="Stream weights from disk, keep them in memory, or auto: keep what fits."),
 ]
 
 DEFAULT_GAMMA = 4
-DEFAULT_SLOTS = 3
 LOOPBACK = "127.0.0.1"

@@ -1,7 +1,7 @@
-"""Shows a fetch: a bar with rate and time left on a terminal, plain lines elsewhere."""
+"""Shows what takes long: a bar with rate and time left on a terminal, plain lines elsewhere."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from rich.console import Console
 from rich.progress import (
@@ -18,15 +18,24 @@ from headrace.catalog.demo import Reporter
 _PLAIN_STEPS = 10
 
 
-@contextmanager
-def fetch_reporter() -> Iterator[Reporter]:
+def fetch_reporter() -> AbstractContextManager[Reporter]:
     """A reporter that writes to stderr, and shows nothing when nothing is fetched."""
+    return _reporter("downloading", "downloaded")
+
+
+def verify_reporter() -> AbstractContextManager[Reporter]:
+    """The same for files that are read and hashed."""
+    return _reporter("verifying", "verified")
+
+
+@contextmanager
+def _reporter(doing: str, done: str) -> Iterator[Reporter]:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if not console.is_terminal:
-        yield Reporter(say=console.print, progress=_PlainProgress(console).show)
+        yield Reporter(say=console.print, progress=_PlainProgress(console, done).show)
         return
     bar = Progress(
-        TextColumn("downloading"),
+        TextColumn(doing),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
@@ -45,10 +54,11 @@ def fetch_reporter() -> Iterator[Reporter]:
 
 
 class _PlainProgress:
-    """A line for every tenth of the download."""
+    """A line for every tenth of the bytes."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, done: str) -> None:
         self._console = console
+        self._done = done
         self._shown = 0
 
     def show(self, num_bytes: int, total_bytes: int) -> None:
@@ -56,4 +66,4 @@ class _PlainProgress:
         step = num_bytes * _PLAIN_STEPS // total_bytes
         if step > self._shown:
             self._shown = step
-            self._console.print(f"downloaded {num_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB")
+            self._console.print(f"{self._done} {num_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB")

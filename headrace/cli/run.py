@@ -8,12 +8,11 @@ import typer
 
 from headrace.cli.options import (
     DEFAULT_GAMMA,
-    DEFAULT_SLOTS,
     LOOPBACK,
     Draft,
     HttpPort,
-    Resident,
-    Slots,
+    Memory,
+    StreamOrKeep,
     Target,
 )
 from headrace.cli.signals import Interrupted, until_signal
@@ -40,8 +39,8 @@ def run(
         bool, typer.Option("--json", help="Print one JSON object with text and figures.")
     ] = False,
     http_port: HttpPort = 0,
-    slots: Slots = DEFAULT_SLOTS,
-    resident: Resident = False,
+    memory: Memory = "auto",
+    weights: StreamOrKeep = "auto",
 ) -> None:
     """Ask one question and print the answer; starts and stops every process unless --url is given.
 
@@ -74,8 +73,8 @@ def run(
             host=LOOPBACK,
             http_port=http_port,
             grpc_port=0,
-            num_slots=slots,
-            is_resident=resident,
+            memory=memory,
+            weights=weights,
         )
         answering = ask_stack(config, question, on_text)
     try:

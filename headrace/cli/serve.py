@@ -8,12 +8,11 @@ import typer
 
 from headrace.cli.options import (
     DEFAULT_GAMMA,
-    DEFAULT_SLOTS,
     LOOPBACK,
     Draft,
     HttpPort,
-    Resident,
-    Slots,
+    Memory,
+    StreamOrKeep,
     Target,
 )
 from headrace.cli.signals import Interrupted, until_signal
@@ -28,8 +27,8 @@ def serve(
     host: Annotated[str, typer.Option(help="Interface to listen on.")] = LOOPBACK,
     http_port: HttpPort = 8001,
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 50051,
-    slots: Slots = DEFAULT_SLOTS,
-    resident: Resident = False,
+    memory: Memory = "auto",
+    weights: StreamOrKeep = "auto",
 ) -> None:
     """Start every process on this machine and serve until Ctrl-C."""
     from headrace.cli.launch import serve_stack, stack_config
@@ -41,8 +40,8 @@ def serve(
         host=host,
         http_port=http_port,
         grpc_port=grpc_port,
-        num_slots=slots,
-        is_resident=resident,
+        memory=memory,
+        weights=weights,
     )
     try:
         asyncio.run(until_signal(serve_stack(config)))

@@ -62,7 +62,7 @@ async def run_stack(
         HeadraceError: What body raised, or which process ended and its last log lines.
     """
     try:
-        with _private_directories() as directories:
+        with private_directories() as directories:
             endpoints = (
                 f"HTTP {config.base_url}/v1, gRPC {config.host}:{config.grpc_port}, "
                 f"logs in {directories.run}"
@@ -155,14 +155,14 @@ class Stack:
     async def _measure_rate(
         self, streamer: streamer_pb2_grpc.StreamerStub, meter: RateMeter
     ) -> None:
-        request = streamer_pb2.GetCheckpointRequest()
+        request = streamer_pb2.GetStreamerRequest()
         try:
-            checkpoint = await invoke(
-                streamer.GetCheckpoint, request, peer=STREAMER, timeout_s=_CALL_TIMEOUT_S
+            info = await invoke(
+                streamer.GetStreamer, request, peer=STREAMER, timeout_s=_CALL_TIMEOUT_S
             )
         except HeadraceError:  # a rate is not worth ending the stack for
             return
-        self._status.gb_per_s = meter.add(time.monotonic(), checkpoint.bytes_read_total)
+        self._status.gb_per_s = meter.add(time.monotonic(), info.bytes_read_total)
 
     async def _cause(self, errors: BaseExceptionGroup) -> BaseException:
         """What to tell the user: a lost process explains the failed calls to it."""
@@ -207,7 +207,12 @@ def _failure(child: Child) -> HeadraceError:
 
 
 @contextmanager
-def _private_directories() -> Iterator[PrivateDirectories]:
+def private_directories() -> Iterator[PrivateDirectories]:
+    """Directories for one stack, gone with all that is in them at the end.
+
+    Raises:
+        ConfigError: They cannot be made.
+    """
     shared_memory_root = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
     run = _make_run_dir()
     shared_memory = Path(tempfile.mkdtemp(prefix="headrace-", dir=shared_memory_root))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from headrace.cli.partition import Partition
 from headrace.cli.readiness import GrpcProbe, HttpProbe, Probe, RedisProbe
 from headrace.cli.redis_server import redis_command
 
@@ -34,10 +35,8 @@ class StackConfig:
     host: str
     http_port: int
     grpc_port: int
-    num_slots: int
-    """Layers that the streamer's memory holds."""
-    is_resident: bool
-    """Keep all weights in memory: no streamer."""
+    partition: Partition
+    """Of the memory; where it streams nothing, there is no streamer."""
 
     @property
     def base_url(self) -> str:
@@ -87,7 +86,7 @@ def stages(
     storage, models = [], [_service("target", environment, directories)]
     if not environ.get("REDIS_URL"):
         storage.append(_redis(environment, directories))
-    if not config.is_resident:
+    if config.partition.is_streamed:
         storage.append(_service(STREAMER, environment, directories))
     if config.draft_dir is not None:
         models.append(_service("draft", environment, directories))
@@ -132,6 +131,7 @@ def _shared_environment(
     environment = {
         "HEADRACE_DRAIN_S": str(GATEWAY_DRAIN_S),
         "HEADRACE_THREADS": num_threads,
+        **_memory_settings(config.partition),
         "REDIS_URL": f"unix://{quote(str(directories.socket('redis')))}",
         **{name: value for name, value in environ.items() if value and name not in _WIRED},
         "HEADRACE_TARGET_DIR": str(config.target_dir),
@@ -139,7 +139,6 @@ def _shared_environment(
         "HEADRACE_HTTP_ADDRESS": f"{_bracketed(config.host)}:{config.http_port}",
         "HEADRACE_GRPC_ADDRESS": f"{_bracketed(config.host)}:{config.grpc_port}",
         "HEADRACE_GAMMA": str(config.gamma),
-        "HEADRACE_STREAMER_SLOTS": str(config.num_slots),
         "HEADRACE_SHM_DIR": str(directories.shared_memory),
         # Several processes with OpenMP on few cores stall each other when idle threads spin.
         "OMP_NUM_THREADS": num_threads,
@@ -148,12 +147,23 @@ def _shared_environment(
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",  # every model is a local directory by now
     }
-    if not config.is_resident:
+    if config.partition.is_streamed:
         environment["HEADRACE_STREAMER_ADDRESS"] = f"unix:{directories.socket(STREAMER)}"
     if config.draft_dir is not None:
         environment["HEADRACE_DRAFT_DIR"] = str(config.draft_dir)
         environment["HEADRACE_DRAFT_ADDRESS"] = f"unix:{directories.socket('draft')}"
     return environment
+
+
+def _memory_settings(partition: Partition) -> dict[str, str]:
+    return {
+        "HEADRACE_SLOTS": str(max(1, partition.num_slots)),
+        "HEADRACE_SLOT_BYTES": str(partition.slot_bytes),
+        "HEADRACE_RESIDENT_BYTES": str(partition.resident_bytes),
+        "HEADRACE_TARGET_KV_TOKENS": str(partition.kv_tokens),
+        "HEADRACE_DRAFT_KV_TOKENS": str(partition.kv_tokens),
+        "HEADRACE_MAX_SWEEP_TOKENS": str(partition.max_sweep_tokens),
+    }
 
 
 def _num_cores() -> int:

@@ -5,8 +5,8 @@ anything is read. Reads no weights and knows nothing of torch. Format:
 https://huggingface.co/docs/safetensors (8 bytes of header length, a JSON header, the tensors).
 """
 
+import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -16,7 +16,6 @@ from typing import Any
 from headrace.errors import CheckpointCorrupt, ConfigError
 
 _MAX_HEADER_BYTES = 100 << 20
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _ELEMENT_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
@@ -35,14 +34,6 @@ class TensorSpan:
     dtype: str
     """As safetensors spells it."""
     shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
-    """What is streamed at a time: the tensors of one decoder layer."""
-
-    layer_index: int
-    tensors: tuple[TensorSpan, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,21 +70,28 @@ class Checkpoint:
         return cls(name=directory.resolve().name, directory=directory, tensors=tensors)
 
     @property
-    def units(self) -> tuple[Unit, ...]:
-        """[L] decoder layers in order."""
-        layers: dict[int, list[TensorSpan]] = {}
-        for span in self.tensors.values():
-            match = _LAYER.search(span.name)
-            if match is not None:
-                layers.setdefault(int(match[1]), []).append(span)
-        return tuple(
-            Unit(layer_index=index, tensors=tuple(layers[index])) for index in sorted(layers)
-        )
+    def num_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(span.num_bytes for span in self.tensors.values())
 
     @property
-    def resident(self) -> tuple[TensorSpan, ...]:
-        """Everything outside the decoder layers: embedding, final norm, head."""
-        return tuple(s for s in self.tensors.values() if _LAYER.search(s.name) is None)
+    def files(self) -> list[Path]:
+        """Every file that holds a tensor, sorted."""
+        return sorted({span.file for span in self.tensors.values()})
+
+    def fingerprint(self) -> str:
+        """Tells two checkpoints apart, or one from its later self; reads no weights.
+
+        A hash of where every tensor lies, and of each file's size and time of change.
+        """
+        digest = hashlib.sha256()
+        for file in self.files:
+            status = file.stat()
+            digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+        for span in sorted(self.tensors.values(), key=lambda span: span.name):
+            place = (span.name, span.file.name, span.offset_bytes, span.dtype, span.shape)
+            digest.update(f"{place}\n".encode())
+        return digest.hexdigest()
 
 
 def _has_config(directory: Path) -> bool:

@@ -1,31 +1,19 @@
-"""Runs a decoder over a ragged batch, its layers' weights resident or borrowed one by one.
+"""Runs a decoder over a ragged batch, its weights resident or borrowed piece by piece.
 
 Knows nothing of speculation, sampling or the wire.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from headrace.errors import CheckpointCorrupt
 from headrace.model.attention import RaggedBatch, Span
-from headrace.model.checkpoint import Checkpoint, TensorSpan, Unit
-from headrace.model.dtypes import torch_dtype
+from headrace.model.checkpoint import Checkpoint
+from headrace.model.decoder import Decoder
+from headrace.model.device import CPU
 from headrace.model.kv_cache import KVCache, KVSequence
-from headrace.model.module import UnboundModule
-
-
-class LayerSource(Protocol):
-    """Lends the weights of decoder layers, each once per forward pass, in order."""
-
-    def acquire(self, layer_index: int) -> Mapping[str, Tensor]:
-        """The layer's tensors by checkpoint name, valid until its release; blocks until ready."""
-
-    def release(self, layer_index: int) -> None:
-        """End the use of the layer's tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,46 +24,48 @@ class Slice:
     token_ids: Sequence[int]
     num_logits: int
     """Logits wanted for this many of the last tokens; may be 0."""
+    parents: Sequence[int] | None = None
+    """Of a tree: index of each token's parent, -1 for those that follow the KV. None: a chain."""
 
 
 class Engine:
     """A decoder with its KV cache."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        kv_tokens: int,
-        block_size: int = 16,
-        layer_source: LayerSource | None = None,
-    ) -> None:
-        """Build the model and bind its resident weights.
+    def __init__(self, decoder: Decoder, *, kv_tokens: int, block_size: int = 16) -> None:
+        """Add a KV cache to a decoder.
 
         Args:
-            checkpoint: What to run.
+            decoder: Its weights are loaded, or arranged to be borrowed.
             kv_tokens: Token positions of KV in all.
             block_size: Token positions in a KV block.
-            layer_source: Lends the decoder layers; None loads them to stay.
-
-        Raises:
-            ConfigError: The architecture is not supported.
-            CheckpointCorrupt: Tensors are missing or have another shape.
         """
-        self._unbound = UnboundModule(checkpoint.directory)
-        self._unbound.require(set(checkpoint.tensors))
-        self._unbound.bind(_load(checkpoint.resident))
-        self._layer_source = layer_source
-        for unit in checkpoint.units:
-            if layer_source is None:
-                self._unbound.bind(_load(unit.tensors))
-            else:
-                self._borrow(unit, layer_source)
+        self._unbound = decoder.unbound
         self.cache = KVCache(
             self._unbound.kv_shapes(),
             num_blocks=-(-kv_tokens // block_size),
             block_size=block_size,
             dtype=self._unbound.dtype,
+            device=decoder.device,
         )
+
+    @classmethod
+    def resident(
+        cls,
+        checkpoint: Checkpoint,
+        *,
+        kv_tokens: int,
+        block_size: int = 16,
+        device: torch.device = CPU,
+    ) -> "Engine":
+        """A model whose weights are all in memory.
+
+        Raises:
+            ConfigError: The architecture is not supported.
+            CheckpointCorrupt: Tensors are missing or have another shape.
+        """
+        decoder = Decoder(checkpoint, device=device)
+        decoder.load()
+        return cls(decoder, kv_tokens=kv_tokens, block_size=block_size)
 
     @property
     def num_layers(self) -> int:
@@ -102,38 +92,21 @@ class Engine:
         Returns:
             For each slice [num_logits, V] float32.
         """
-        spans = [Span(item.kv, len(item.token_ids)) for item in slices]
+        device = self.cache.device
+        spans = [Span(i.kv, len(i.token_ids), i.parents, device=device) for i in slices]
+        batch = RaggedBatch(self.cache, spans)
         token_ids = torch.tensor([[t for item in slices for t in item.token_ids]])  # [1, T]
-        positions = torch.cat([torch.arange(span.start, span.end) for span in spans])
-        wanted = _wanted_rows(slices)
         output = self._unbound.module(
-            input_ids=token_ids,
-            position_ids=positions[None],
+            input_ids=token_ids.to(device),
+            position_ids=batch.positions[None],
             use_cache=False,
-            logits_to_keep=wanted,
-            ragged_batch=RaggedBatch(self.cache, spans),
+            logits_to_keep=_wanted_rows(slices).to(device),
+            ragged_batch=batch,
         )
         for item, span in zip(slices, spans, strict=True):
             item.kv.length = span.end
-        logits = output.logits[0].float()  # [sum of num_logits, V]
+        logits = output.logits[0].float().cpu()  # [sum of num_logits, V]
         return list(logits.split([item.num_logits for item in slices]))
-
-    def _borrow(self, unit: Unit, source: LayerSource) -> None:
-        """Let a layer acquire its weights as it begins and release them as it ends."""
-        for span in unit.tensors:
-            torch_dtype(span.dtype)  # refuse at the start what could not be used later
-        index = unit.layer_index
-        stem = unit.tensors[0].name.split(f".{index}.", 1)[0]
-        layer = self._unbound.layer(f"{stem}.{index}")
-
-        def acquire(*_: Any) -> None:
-            self._unbound.bind(source.acquire(index))
-
-        def release(*_: Any) -> None:
-            source.release(index)
-
-        layer.register_forward_pre_hook(acquire)
-        layer.register_forward_hook(release)
 
 
 def _wanted_rows(slices: Sequence[Slice]) -> Tensor:
@@ -144,22 +117,3 @@ def _wanted_rows(slices: Sequence[Slice]) -> Tensor:
         end += len(item.token_ids)
         rows.extend(range(end - item.num_logits, end))
     return torch.tensor(rows, dtype=torch.int64)
-
-
-def _load(spans: Sequence[TensorSpan]) -> dict[str, Tensor]:
-    """Read tensors into memory of their own."""
-    tensors = {}
-    for span in spans:
-        buffer = bytearray(span.num_bytes)
-        with span.file.open("rb", buffering=0) as file:
-            file.seek(span.offset_bytes)
-            view = memoryview(buffer)
-            while view:
-                num_read = file.readinto(view)
-                if not num_read:
-                    raise CheckpointCorrupt(f"{span.file.name} ends before tensor {span.name}")
-                view = view[num_read:]
-        tensors[span.name] = torch.frombuffer(buffer, dtype=torch_dtype(span.dtype)).view(
-            span.shape
-        )
-    return tensors

@@ -6,7 +6,9 @@ interface works. Code from a model directory is never run.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,96 +16,86 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.initialization import no_init_weights
 
 from headrace.errors import CheckpointCorrupt, ConfigError
-from headrace.model import attention
+from headrace.model import attention_interface, falcon_attention
+from headrace.model.attention_probe import probe_kv_shapes
+from headrace.model.formats import float8
 from headrace.model.kv_cache import LayerKVShape
+
+_CHOOSE = "choose a model whose layers all have plain attention, as Llama, Qwen 3 or Mixtral do"
 
 
 class UnboundModule:
-    """A decoder whose parameters are bound to tensors by their checkpoint names."""
+    """A decoder whose parameters are bound to tensors by name."""
 
     def __init__(self, directory: Path) -> None:
         """Build the module that a directory's config.json describes.
 
         Raises:
-            ConfigError: transformers has no decoder for it, or it needs code of its own.
+            ConfigError: transformers has no decoder for it, it needs code of its own, or it cannot
+                be served.
         """
         self.config = _load_config(directory)
-        self.dtype = _dtype(self.config)
-        self.module = _build(self.config, self.dtype)
-        self._parameters = _parameters_by_name(self.module)
-
-    @property
-    def num_layers(self) -> int:
-        """Decoder layers, L."""
-        return int(self.config.num_hidden_layers)
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the output, V."""
-        return int(self.config.vocab_size)
-
-    @property
-    def max_context_tokens(self) -> int:
-        """Longest sequence that the model was made for."""
-        return int(self.config.max_position_embeddings)
+        try:
+            _check_config(self.config)
+            self.dtype = _dtype(self.config)
+            self.num_layers = int(self.config.num_hidden_layers)
+            """Decoder layers, L."""
+            self.module = _build(self.config, self.dtype)
+            self.vocab_size = int(self.module.get_output_embeddings().weight.shape[0])
+            """Rows of the output, V."""
+            self._kv_shapes = probe_kv_shapes(self.module, self.num_layers)
+            self.max_context_tokens = _max_context_tokens(self.config)
+            """Longest sequence that the model was made for."""
+        except ConfigError as error:
+            raise ConfigError(
+                f"this {self.config.model_type} model cannot be served: {error.message}"
+            ) from error
 
     def kv_shapes(self) -> list[LayerKVShape]:
         """[L] what each layer stores for one token."""
-        config = self.config
-        num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None)
-        head_dim = head_dim or config.hidden_size // config.num_attention_heads
-        shape = LayerKVShape(num_heads=num_heads, key_dim=head_dim, value_dim=head_dim)
-        return [shape] * self.num_layers
-
-    def layer(self, name: str) -> nn.Module:
-        """The submodule of a decoder layer, by the name its tensors begin with."""
-        return self.module.get_submodule(self._qualified(name))
+        return self._kv_shapes
 
     def bind(self, tensors: Mapping[str, Tensor]) -> None:
-        """Let parameters be these tensors, without a copy.
+        """Let parameters and buffers be these tensors, without a copy.
 
         Args:
-            tensors: By checkpoint name; shape and dtype as the module's own.
+            tensors: By the module's own names; parameters that are tied are bound together.
 
         Raises:
-            CheckpointCorrupt: A name or shape that the module does not have.
+            CheckpointCorrupt: A tensor has another shape than the module's.
         """
         for name, tensor in tensors.items():
-            slots = self._parameters.get(self._qualified(name))
-            if slots is None:
-                raise CheckpointCorrupt(f"tensor {name} has no place in this model's architecture")
-            for owner, attribute, shape in slots:
+            for places, attribute, shape in self._slots[name]:
                 if tensor.shape != shape:
                     raise CheckpointCorrupt(
                         f"tensor {name} has shape {list(tensor.shape)}, "
                         f"config.json asks for {list(shape)}"
                     )
-                owner._parameters[attribute] = tensor  # type: ignore[assignment]
+                places[attribute] = tensor
 
-    def require(self, names: set[str]) -> None:
-        """Check that a checkpoint holds every parameter.
+    def move_buffers(self, device: torch.device) -> None:
+        """Put what the module computes with beside its parameters on a device."""
+        for owner in self.module.modules():
+            for attribute, buffer in owner._buffers.items():
+                if buffer is not None:
+                    owner._buffers[attribute] = buffer.to(device)
 
-        Args:
-            names: Every tensor name of the checkpoint.
+    @cached_property
+    def _slots(self) -> dict[str, list["_Slot"]]:
+        """Every tensor's places; tied parameters share one list under each of their names."""
+        by_identity: dict[int, list[_Slot]] = {}
+        by_name: dict[str, list[_Slot]] = {}
+        for prefix, owner in self.module.named_modules():
+            for places in (owner._parameters, owner._buffers):
+                for attribute, tensor in places.items():
+                    if tensor is not None:
+                        slots = by_identity.setdefault(id(tensor), [])
+                        slots.append((places, attribute, tensor.shape))
+                        by_name[f"{prefix}.{attribute}" if prefix else attribute] = slots
+        return by_name
 
-        Raises:
-            CheckpointCorrupt: Lists the parameters that it lacks.
-        """
-        have = {self._qualified(name) for name in names}
-        tied = {id(slots) for name, slots in self._parameters.items() if name in have}
-        missing = [n for n, slots in self._parameters.items() if id(slots) not in tied]
-        if missing:
-            raise CheckpointCorrupt(
-                f"the checkpoint lacks {len(missing)} tensors of {self.config.model_type}: "
-                + ", ".join(missing[:8])
-            )
 
-    def _qualified(self, name: str) -> str:
-        """Some checkpoints leave out the prefix of the base model."""
-        if name in self._parameters or name.startswith(f"{self.module.base_model_prefix}."):
-            return name
-        return f"{self.module.base_model_prefix}.{name}"
+_Slot = tuple[dict[str, Any], str, torch.Size]
 
 
 def _load_config(directory: Path) -> PretrainedConfig:
@@ -124,21 +116,78 @@ def _dtype(config: PretrainedConfig) -> torch.dtype:
     return torch.float32 if dtype is None else dtype
 
 
-def _build(config: PretrainedConfig, dtype: torch.dtype) -> nn.Module:
-    attention.register()
+def _check_config(config: PretrainedConfig) -> None:
+    """Refuse what could not be served exactly, before anything is built."""
+    if config.is_encoder_decoder:
+        raise ConfigError(f"it has an encoder; {_CHOOSE}")
+    if not getattr(config, "is_causal", True) or (
+        getattr(config, "use_bidirectional_attention", None) in {True, "all"}
+    ):
+        raise ConfigError(f"its tokens see later ones; {_CHOOSE}")
+    if getattr(config, "alibi", False):
+        raise ConfigError(f"its attention takes biases by distance (alibi); {_CHOOSE}")
+    if any(rope.get("rope_type") == "dynamic" for rope in _rope_parameters(config)):
+        raise ConfigError(
+            "its rope_type, dynamic, lets the longest sequence change all others; set rope_type to "
+            "yarn or default in config.json if the model was made for it"
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        float8.check_quantization(config.quantization_config)
+
+
+def _max_context_tokens(config: PretrainedConfig) -> int:
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        raise ConfigError(
+            "config.json does not say how long a sequence may be; add max_position_embeddings to it"
+        )
+    # Beyond the second limit the keys of all sequences would be rotated by other frequencies.
+    ropes = [r for r in _rope_parameters(config) if r.get("rope_type") == "longrope"]
+    return min([int(limit), *(int(rope["original_max_position_embeddings"]) for rope in ropes)])
+
+
+def _rope_parameters(config: PretrainedConfig) -> list[Mapping[str, Any]]:
+    """The rotary embeddings' parameters: one set, or one for each type of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
+    return nested or [parameters]
+
+
+def _build(config: PretrainedConfig, dtype: torch.dtype) -> Any:
+    attention_interface.register()
+    falcon_attention.register()
     try:
         with no_init_weights(), _parameters_on_meta():
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=attention.IMPLEMENTATION
+            module = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention_interface.IMPLEMENTATION
             )
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, KeyError) as error:
         raise ConfigError(
-            f"{config.model_type} models cannot be served: transformers has no decoder for it "
-            f"that takes the attention interface ({error})"
-        ) from None
-    model.tie_weights()
-    module: nn.Module = model.eval()
-    return module
+            f"transformers has no decoder for it that takes the attention interface; {_CHOOSE}"
+        ) from error
+    if module._is_stateful:
+        raise ConfigError(
+            "some of its layers keep a running state instead of keys and values, and that cannot "
+            f"go back when a guess was wrong; {_CHOOSE}"
+        )
+    module.tie_weights()
+    module.register_forward_pre_hook(_begin_pass, with_kwargs=True)
+    module.register_forward_hook(_end_pass, always_call=True)
+    return module.eval()
+
+
+def _begin_pass(
+    _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Let the model's attention be that of the pass that the keyword ragged_batch gives."""
+    packed_pass = keywords.pop("ragged_batch")
+    attention_interface.begin(packed_pass)
+    no_padding = torch.ones_like(keywords["input_ids"])
+    return arguments, {**keywords, "cache": packed_pass, "attention_mask": no_padding}
+
+
+def _end_pass(*_: object) -> None:
+    attention_interface.end()
 
 
 @contextmanager
@@ -160,20 +209,3 @@ def _parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
-_Slot = tuple[nn.Module, str, torch.Size]
-
-
-def _parameters_by_name(module: nn.Module) -> dict[str, list[_Slot]]:
-    """Every parameter's places; tied parameters share one list under each of their names."""
-    by_identity: dict[int, list[_Slot]] = {}
-    by_name: dict[str, list[_Slot]] = {}
-    for prefix, owner in module.named_modules():
-        for attribute, parameter in owner._parameters.items():
-            if parameter is None:
-                continue
-            slots = by_identity.setdefault(id(parameter), [])
-            slots.append((owner, attribute, parameter.shape))
-            by_name[f"{prefix}.{attribute}" if prefix else attribute] = slots
-    return by_name

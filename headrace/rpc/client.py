@@ -8,7 +8,13 @@ from grpc import aio
 
 from headrace import errors, telemetry
 from headrace.rpc.deadline import remaining_s
-from headrace.rpc.server import ERROR_NAME_KEY, ERROR_PARAM_KEY, KEEPALIVE_OPTIONS
+from headrace.rpc.server import (
+    ERROR_NAME_KEY,
+    ERROR_PARAM_KEY,
+    KEEPALIVE_OPTIONS,
+    MAX_MESSAGE_BYTES,
+    message_limit,
+)
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -52,9 +58,15 @@ _BY_STATUS: dict[grpc.StatusCode, type[errors.HeadraceError]] = {
 }
 
 
-def open_channel(address: str) -> aio.Channel:
-    """A channel to "host:port" or "unix:/path" with keepalive and retries."""
-    return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> aio.Channel:
+    """A channel to "host:port" or "unix:/path" with keepalive and retries.
+
+    Args:
+        address: Of the server.
+        max_message_bytes: Largest reply.
+    """
+    options = (*CHANNEL_OPTIONS, message_limit(max_message_bytes))
+    return aio.insecure_channel(address, options=options)
 
 
 async def invoke(

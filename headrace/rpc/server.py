@@ -47,6 +47,16 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
 )
 
+MAX_MESSAGE_BYTES = 4 << 20
+"""What gRPC takes by default."""
+MAX_MODEL_MESSAGE_BYTES = 64 << 20
+"""For messages that list all units of a model: a million of them."""
+
+
+def message_limit(max_bytes: int) -> tuple[str, int]:
+    """The option that bounds a message on the side that receives it."""
+    return ("grpc.max_receive_message_length", max_bytes)
+
 
 class RpcServer:
     """One listening server with health checking and reflection.
@@ -54,14 +64,22 @@ class RpcServer:
     Health answers NOT_SERVING until `set_serving` and again from the first signal on.
     """
 
-    def __init__(self, *, address: str, service_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        *,
+        address: str,
+        service_names: Sequence[str],
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
         """Prepare a server.
 
         Args:
             address: "host:port" (port 0 picks one) or "unix:/path".
             service_names: Full names of the services that will be registered.
+            max_message_bytes: Largest request.
         """
-        self.server = aio.server(interceptors=[_CallInterceptor()], options=SERVER_OPTIONS)
+        options = (*SERVER_OPTIONS, message_limit(max_message_bytes))
+        self.server = aio.server(interceptors=[_CallInterceptor()], options=options)
         self.address = address
         self._service_names = ["", *service_names]
         self._health = health.aio.HealthServicer()
@@ -88,14 +106,24 @@ class RpcServer:
         await self._set_all(is_serving=True)
 
     async def run_until_signal(
-        self, *background: Coroutine[Any, Any, None], grace_s: float
+        self,
+        *background: Coroutine[Any, Any, None],
+        grace_s: float,
+        on_signal: Callable[[], None] = lambda: None,
     ) -> None:
-        """Serve, with coroutines beside it, until a signal; then stop all of it."""
+        """Serve, with coroutines beside it, until a signal; then stop all of it.
+
+        Args:
+            background: Run until the last call has ended.
+            grace_s: For live calls.
+            on_signal: Ends calls that would not end by themselves.
+        """
         await self.start()
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(coroutine) for coroutine in background]
             await self.set_serving()
             await Signals().wait()
+            on_signal()
             await self.stop(grace_s)
             for task in running:
                 task.cancel()

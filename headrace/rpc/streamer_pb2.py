@@ -24,41 +24,41 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bheadrace/rpc/streamer.proto\x12\x0bheadrace.v1\"\x16\n\x14GetCheckpointRequest\"w\n\x0e\x43heckpointInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnum_units\x18\x02 \x01(\r\x12\x17\n\x0f\x62ytes_per_sweep\x18\x03 \x01(\x04\x12\x11\n\tis_direct\x18\x04 \x01(\x08\x12\x18\n\x10\x62ytes_read_total\x18\x05 \x01(\x04\"\x83\x02\n\rStreamRequest\x12*\n\topen_ring\x18\x01 \x01(\x0b\x32\x15.headrace.v1.OpenRingH\x00\x12.\n\x0bring_mapped\x18\x02 \x01(\x0b\x32\x17.headrace.v1.RingMappedH\x00\x12.\n\x0b\x62\x65gin_sweep\x18\x03 \x01(\x0b\x32\x17.headrace.v1.BeginSweepH\x00\x12\x32\n\rrelease_lease\x18\x04 \x01(\x0b\x32\x19.headrace.v1.ReleaseLeaseH\x00\x12*\n\tend_sweep\x18\x05 \x01(\x0b\x32\x15.headrace.v1.EndSweepH\x00\x42\x06\n\x04kind\"\n\n\x08OpenRing\"\x0c\n\nRingMapped\"7\n\nBeginSweep\x12\x13\n\x0bsweep_index\x18\x01 \x01(\x04\x12\x14\n\x0ctraceparents\x18\x02 \x03(\t\" \n\x0cReleaseLease\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\"\x1f\n\x08\x45ndSweep\x12\x13\n\x0bsweep_index\x18\x01 \x01(\x04\"\xa4\x01\n\x0bStreamReply\x12.\n\x0bring_layout\x18\x01 \x01(\x0b\x32\x17.headrace.v1.RingLayoutH\x00\x12.\n\x0blayer_lease\x18\x02 \x01(\x0b\x32\x17.headrace.v1.LayerLeaseH\x00\x12-\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1a.headrace.v1.StreamFailureH\x00\x42\x06\n\x04kind\"w\n\nRingLayout\x12\x1a\n\x12shared_memory_path\x18\x01 \x01(\t\x12\x12\n\nslot_bytes\x18\x02 \x01(\x04\x12\x11\n\tnum_slots\x18\x03 \x01(\r\x12&\n\x05units\x18\x04 \x03(\x0b\x32\x17.headrace.v1.UnitLayout\"`\n\nUnitLayout\x12\x13\n\x0blayer_index\x18\x01 \x01(\r\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12*\n\x07tensors\x18\x03 \x03(\x0b\x32\x19.headrace.v1.TensorLayout\"P\n\x0cTensorLayout\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x14\n\x0coffset_bytes\x18\x04 \x01(\x04\"/\n\rStreamFailure\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"Q\n\nLayerLease\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x12\n\nunit_index\x18\x02 \x01(\r\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x0f\n\x07read_ns\x18\x04 \x01(\x04\x32\x9f\x01\n\x08Streamer\x12O\n\rGetCheckpoint\x12!.headrace.v1.GetCheckpointRequest\x1a\x1b.headrace.v1.CheckpointInfo\x12\x42\n\x06Stream\x12\x1a.headrace.v1.StreamRequest\x1a\x18.headrace.v1.StreamReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bheadrace/rpc/streamer.proto\x12\x0bheadrace.v1\"\x14\n\x12GetStreamerRequest\"v\n\x0cStreamerInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tis_direct\x18\x02 \x01(\x08\x12\x18\n\x10\x62ytes_read_total\x18\x03 \x01(\x04\x12\x15\n\rbusy_ns_total\x18\x04 \x01(\x04\x12\x14\n\x0cnum_sessions\x18\x05 \x01(\r\"\xd3\x01\n\rStreamRequest\x12*\n\topen_ring\x18\x01 \x01(\x0b\x32\x15.headrace.v1.OpenRingH\x00\x12.\n\x0b\x62\x65gin_sweep\x18\x02 \x01(\x0b\x32\x17.headrace.v1.BeginSweepH\x00\x12\x32\n\rrelease_lease\x18\x03 \x01(\x0b\x32\x19.headrace.v1.ReleaseLeaseH\x00\x12*\n\tend_sweep\x18\x04 \x01(\x0b\x32\x15.headrace.v1.EndSweepH\x00\x42\x06\n\x04kind\"g\n\x08OpenRing\x12\x1e\n\x16\x63heckpoint_fingerprint\x18\x01 \x01(\t\x12\x11\n\tnum_slots\x18\x02 \x01(\r\x12(\n\x05units\x18\x03 \x03(\x0b\x32\x19.headrace.v1.StreamedUnit\"8\n\x0cStreamedUnit\x12(\n\x06slices\x18\x01 \x03(\x0b\x32\x18.headrace.v1.TensorSlice\"K\n\x0bTensorSlice\x12\x13\n\x0btensor_name\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"7\n\nBeginSweep\x12\x13\n\x0bsweep_index\x18\x01 \x01(\x04\x12\x14\n\x0ctraceparents\x18\x02 \x03(\t\" \n\x0cReleaseLease\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\"\x1f\n\x08\x45ndSweep\x12\x13\n\x0bsweep_index\x18\x01 \x01(\x04\"\xa2\x01\n\x0bStreamReply\x12.\n\x0bring_layout\x18\x01 \x01(\x0b\x32\x17.headrace.v1.RingLayoutH\x00\x12,\n\nunit_lease\x18\x02 \x01(\x0b\x32\x16.headrace.v1.UnitLeaseH\x00\x12-\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1a.headrace.v1.StreamFailureH\x00\x42\x06\n\x04kind\"w\n\nRingLayout\x12\x1a\n\x12shared_memory_path\x18\x01 \x01(\t\x12\x12\n\nslot_bytes\x18\x02 \x01(\x04\x12\x11\n\tnum_slots\x18\x03 \x01(\r\x12&\n\x05units\x18\x04 \x03(\x0b\x32\x17.headrace.v1.UnitLayout\"<\n\nUnitLayout\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x1b\n\x13slice_offsets_bytes\x18\x02 \x03(\x04\"/\n\rStreamFailure\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"P\n\tUnitLease\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x12\n\nunit_index\x18\x02 \x01(\r\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x0f\n\x07read_ns\x18\x04 \x01(\x04\x32\x99\x01\n\x08Streamer\x12I\n\x0bGetStreamer\x12\x1f.headrace.v1.GetStreamerRequest\x1a\x19.headrace.v1.StreamerInfo\x12\x42\n\x06Stream\x12\x1a.headrace.v1.StreamRequest\x1a\x18.headrace.v1.StreamReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace.rpc.streamer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETCHECKPOINTREQUEST']._serialized_start=44
-  _globals['_GETCHECKPOINTREQUEST']._serialized_end=66
-  _globals['_CHECKPOINTINFO']._serialized_start=68
-  _globals['_CHECKPOINTINFO']._serialized_end=187
-  _globals['_STREAMREQUEST']._serialized_start=190
-  _globals['_STREAMREQUEST']._serialized_end=449
-  _globals['_OPENRING']._serialized_start=451
-  _globals['_OPENRING']._serialized_end=461
-  _globals['_RINGMAPPED']._serialized_start=463
-  _globals['_RINGMAPPED']._serialized_end=475
-  _globals['_BEGINSWEEP']._serialized_start=477
-  _globals['_BEGINSWEEP']._serialized_end=532
-  _globals['_RELEASELEASE']._serialized_start=534
-  _globals['_RELEASELEASE']._serialized_end=566
-  _globals['_ENDSWEEP']._serialized_start=568
-  _globals['_ENDSWEEP']._serialized_end=599
-  _globals['_STREAMREPLY']._serialized_start=602
-  _globals['_STREAMREPLY']._serialized_end=766
-  _globals['_RINGLAYOUT']._serialized_start=768
-  _globals['_RINGLAYOUT']._serialized_end=887
-  _globals['_UNITLAYOUT']._serialized_start=889
-  _globals['_UNITLAYOUT']._serialized_end=985
-  _globals['_TENSORLAYOUT']._serialized_start=987
-  _globals['_TENSORLAYOUT']._serialized_end=1067
-  _globals['_STREAMFAILURE']._serialized_start=1069
-  _globals['_STREAMFAILURE']._serialized_end=1116
-  _globals['_LAYERLEASE']._serialized_start=1118
-  _globals['_LAYERLEASE']._serialized_end=1199
-  _globals['_STREAMER']._serialized_start=1202
-  _globals['_STREAMER']._serialized_end=1361
+  _globals['_GETSTREAMERREQUEST']._serialized_start=44
+  _globals['_GETSTREAMERREQUEST']._serialized_end=64
+  _globals['_STREAMERINFO']._serialized_start=66
+  _globals['_STREAMERINFO']._serialized_end=184
+  _globals['_STREAMREQUEST']._serialized_start=187
+  _globals['_STREAMREQUEST']._serialized_end=398
+  _globals['_OPENRING']._serialized_start=400
+  _globals['_OPENRING']._serialized_end=503
+  _globals['_STREAMEDUNIT']._serialized_start=505
+  _globals['_STREAMEDUNIT']._serialized_end=561
+  _globals['_TENSORSLICE']._serialized_start=563
+  _globals['_TENSORSLICE']._serialized_end=638
+  _globals['_BEGINSWEEP']._serialized_start=640
+  _globals['_BEGINSWEEP']._serialized_end=695
+  _globals['_RELEASELEASE']._serialized_start=697
+  _globals['_RELEASELEASE']._serialized_end=729
+  _globals['_ENDSWEEP']._serialized_start=731
+  _globals['_ENDSWEEP']._serialized_end=762
+  _globals['_STREAMREPLY']._serialized_start=765
+  _globals['_STREAMREPLY']._serialized_end=927
+  _globals['_RINGLAYOUT']._serialized_start=929
+  _globals['_RINGLAYOUT']._serialized_end=1048
+  _globals['_UNITLAYOUT']._serialized_start=1050
+  _globals['_UNITLAYOUT']._serialized_end=1110
+  _globals['_STREAMFAILURE']._serialized_start=1112
+  _globals['_STREAMFAILURE']._serialized_end=1159
+  _globals['_UNITLEASE']._serialized_start=1161
+  _globals['_UNITLEASE']._serialized_end=1241
+  _globals['_STREAMER']._serialized_start=1244
+  _globals['_STREAMER']._serialized_end=1397
 # @@protoc_insertion_point(module_scope)

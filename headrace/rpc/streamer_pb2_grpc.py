@@ -34,10 +34,10 @@ class StreamerStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.GetCheckpoint = channel.unary_unary(
-                '/headrace.v1.Streamer/GetCheckpoint',
-                request_serializer=headrace_dot_rpc_dot_streamer__pb2.GetCheckpointRequest.SerializeToString,
-                response_deserializer=headrace_dot_rpc_dot_streamer__pb2.CheckpointInfo.FromString,
+        self.GetStreamer = channel.unary_unary(
+                '/headrace.v1.Streamer/GetStreamer',
+                request_serializer=headrace_dot_rpc_dot_streamer__pb2.GetStreamerRequest.SerializeToString,
+                response_deserializer=headrace_dot_rpc_dot_streamer__pb2.StreamerInfo.FromString,
                 _registered_method=True)
         self.Stream = channel.stream_stream(
                 '/headrace.v1.Streamer/Stream',
@@ -49,15 +49,17 @@ class StreamerStub:
 class StreamerServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def GetCheckpoint(self, request, context):
+    def GetStreamer(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stream(self, request_iterator, context):
-        """One session of one target. The streamer sends the layout, then leases in sweep order for as
-        long as slots are free; the target sends releases. Ending the call frees the session's memory.
+        """One session of one target. The target tells which units its sweeps use; the streamer tells
+        where they will lie, reads them in that order for as long as slots are free, across sweeps, and
+        lends them while a sweep runs. Sessions with equal units share slots and reads.
+        Ending the call gives back what the session holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -66,10 +68,10 @@ class StreamerServicer:
 
 def add_StreamerServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'GetCheckpoint': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetCheckpoint,
-                    request_deserializer=headrace_dot_rpc_dot_streamer__pb2.GetCheckpointRequest.FromString,
-                    response_serializer=headrace_dot_rpc_dot_streamer__pb2.CheckpointInfo.SerializeToString,
+            'GetStreamer': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStreamer,
+                    request_deserializer=headrace_dot_rpc_dot_streamer__pb2.GetStreamerRequest.FromString,
+                    response_serializer=headrace_dot_rpc_dot_streamer__pb2.StreamerInfo.SerializeToString,
             ),
             'Stream': grpc.stream_stream_rpc_method_handler(
                     servicer.Stream,
@@ -88,7 +90,7 @@ class Streamer:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def GetCheckpoint(request,
+    def GetStreamer(request,
             target,
             options=(),
             channel_credentials=None,
@@ -101,9 +103,9 @@ class Streamer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/headrace.v1.Streamer/GetCheckpoint',
-            headrace_dot_rpc_dot_streamer__pb2.GetCheckpointRequest.SerializeToString,
-            headrace_dot_rpc_dot_streamer__pb2.CheckpointInfo.FromString,
+            '/headrace.v1.Streamer/GetStreamer',
+            headrace_dot_rpc_dot_streamer__pb2.GetStreamerRequest.SerializeToString,
+            headrace_dot_rpc_dot_streamer__pb2.StreamerInfo.FromString,
             options,
             channel_credentials,
             insecure,

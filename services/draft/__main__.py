@@ -12,6 +12,7 @@ from headrace.config import Environment
 from headrace.gather import QuietWindow
 from headrace.model.batch_loop import BatchLoop
 from headrace.model.checkpoint import Checkpoint
+from headrace.model.device import open_device
 from headrace.model.engine import Engine
 from headrace.model.sequences import SequenceTable
 from headrace.model.vocabulary import load_vocabulary
@@ -38,6 +39,7 @@ class Config:
     kv_tokens: int
     max_row_tokens: int
     num_threads: int
+    device: str
 
     @classmethod
     def from_environment(cls, environment: Environment) -> "Config":
@@ -48,6 +50,7 @@ class Config:
             kv_tokens=environment.integer("HEADRACE_DRAFT_KV_TOKENS", 16_384, minimum=16),
             max_row_tokens=environment.integer("HEADRACE_DRAFT_ROW_TOKENS", 128, minimum=1),
             num_threads=environment.integer("HEADRACE_THREADS", os.cpu_count() or 1, minimum=1),
+            device=environment.text("HEADRACE_DEVICE", "auto"),
         )
 
 
@@ -56,7 +59,10 @@ async def main(environment: Environment) -> None:
     config = Config.from_environment(environment)
     torch.set_num_threads(config.num_threads)
     checkpoint = Checkpoint.open(config.draft_dir)
-    engine = await asyncio.to_thread(Engine, checkpoint, kv_tokens=config.kv_tokens)
+    device = open_device(config.device)
+    engine = await asyncio.to_thread(
+        Engine.resident, checkpoint, kv_tokens=config.kv_tokens, device=device
+    )
     vocabulary = await asyncio.to_thread(load_vocabulary, config.draft_dir)
     table: SequenceTable[Drafted] = SequenceTable(
         engine.cache, vocab_size=engine.vocab_size, max_context_tokens=engine.max_context_tokens

@@ -9,9 +9,11 @@ from headrace.errors import ConfigError
 from headrace.model.checkpoint import Checkpoint
 from headrace.process import run_process
 from headrace.rpc import streamer_pb2, streamer_pb2_grpc
-from headrace.rpc.server import RpcServer
+from headrace.rpc.server import MAX_MODEL_MESSAGE_BYTES, RpcServer
 from services.streamer.layout import ALIGNMENT_BYTES
 from services.streamer.reader import Reader
+from services.streamer.registry import StreamRegistry
+from services.streamer.ring import remove_abandoned
 from services.streamer.servicer import StreamerServicer
 
 logger = logging.getLogger(__name__)
@@ -27,7 +29,6 @@ class Config:
     target_dir: Path
     address: str
     shared_memory_dir: Path
-    num_slots: int
     num_readers: int
     chunk_bytes: int
 
@@ -43,8 +44,7 @@ class Config:
             target_dir=environment.directory("HEADRACE_TARGET_DIR"),
             address=environment.text("HEADRACE_STREAMER_ADDRESS"),
             shared_memory_dir=environment.directory("HEADRACE_SHM_DIR", Path("/dev/shm")),
-            num_slots=environment.integer("HEADRACE_STREAMER_SLOTS", 3, minimum=1),
-            num_readers=environment.integer("HEADRACE_STREAMER_READERS", 4, minimum=1),
+            num_readers=environment.integer("HEADRACE_STREAMER_READERS", 8, minimum=1),
             chunk_bytes=chunk_bytes,
         )
 
@@ -53,21 +53,22 @@ async def main(environment: Environment) -> None:
     """Serve until a signal."""
     config = Config.from_environment(environment)
     checkpoint = Checkpoint.open(config.target_dir)
-    if not checkpoint.units:
-        raise ConfigError(f"{config.target_dir} holds no decoder layers: it cannot be streamed")
-    reader = Reader(sorted({span.file for span in checkpoint.tensors.values()}))
-    servicer = StreamerServicer(
+    remove_abandoned(config.shared_memory_dir)
+    registry = StreamRegistry(
         checkpoint,
+        Reader(checkpoint.files),
         shared_memory_dir=config.shared_memory_dir,
-        num_slots=config.num_slots,
         num_readers=config.num_readers,
         chunk_bytes=config.chunk_bytes,
-        reader=reader,
     )
-    server = RpcServer(address=config.address, service_names=[_SERVICE_NAME])
-    streamer_pb2_grpc.add_StreamerServicer_to_server(servicer, server.server)
-    logger.info("streaming %s, %d layers", checkpoint.name, len(checkpoint.units))
-    await server.run_until_signal(grace_s=_GRACE_S)
+    server = RpcServer(
+        address=config.address,
+        service_names=[_SERVICE_NAME],
+        max_message_bytes=MAX_MODEL_MESSAGE_BYTES,
+    )
+    streamer_pb2_grpc.add_StreamerServicer_to_server(StreamerServicer(registry), server.server)
+    logger.info("streaming %s, %d tensors", checkpoint.name, len(checkpoint.tensors))
+    await server.run_until_signal(grace_s=_GRACE_S, on_signal=registry.stop)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,27 @@
-"""Where the weights of each unit go in a slot, and which reads bring them there. Pure: no I/O."""
+"""Where the bytes of each unit go in a slot, and which reads bring them there. Pure: no I/O."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.model.checkpoint import TensorSpan, Unit
-
 ALIGNMENT_BYTES = 4096
 """Of file offsets, lengths and memory in direct reads."""
-_MAX_GAP_BYTES = 1 << 20
-"""Tensors that lie nearer than this are read together, with what lies between them."""
+_MAX_GAP_BYTES = 64 << 10
+"""Ranges that lie nearer than this are read together, with what lies between them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class FileRange:
+    """Consecutive bytes of a file."""
+
+    file: Path
+    offset_bytes: int
+    num_bytes: int
+
+    @property
+    def end_bytes(self) -> int:
+        """From the start of the file."""
+        return self.offset_bytes + self.num_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,20 +46,12 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedTensor:
-    """A tensor and where it begins in the slot."""
-
-    span: TensorSpan
-    slot_offset_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UnitLayout:
     """One unit in a slot."""
 
-    layer_index: int
     reads: tuple[Read, ...]
-    tensors: tuple[PlacedTensor, ...]
+    offsets_bytes: tuple[int, ...]
+    """Where each of the unit's ranges begins in the slot."""
 
     @property
     def num_bytes(self) -> int:
@@ -55,14 +59,14 @@ class UnitLayout:
         return sum(read.num_bytes for read in self.reads)
 
 
-def lay_out(unit: Unit) -> UnitLayout:
-    """Place a unit's tensors, in as few reads as their order in the files allows."""
+def lay_out(ranges: Sequence[FileRange]) -> UnitLayout:
+    """Place a unit's ranges, in as few reads as their order in the files allows."""
     reads: list[Read] = []
-    tensors: list[PlacedTensor] = []
+    places: dict[FileRange, int] = {}
     slot_offset = 0
-    for group in _neighbours(unit.tensors):
+    for group in _neighbours(ranges):
         begin = _round_down(group[0].offset_bytes)
-        end = _round_up(group[-1].offset_bytes + group[-1].num_bytes)
+        end = _round_up(max(member.end_bytes for member in group))
         reads.append(
             Read(
                 file=group[0].file,
@@ -71,34 +75,24 @@ def lay_out(unit: Unit) -> UnitLayout:
                 slot_offset_bytes=slot_offset,
             )
         )
-        tensors.extend(
-            PlacedTensor(span=span, slot_offset_bytes=slot_offset + span.offset_bytes - begin)
-            for span in group
-        )
+        for member in group:
+            places[member] = slot_offset + member.offset_bytes - begin
         slot_offset += end - begin
-    return UnitLayout(layer_index=unit.layer_index, reads=tuple(reads), tensors=tuple(tensors))
+    return UnitLayout(reads=tuple(reads), offsets_bytes=tuple(places[r] for r in ranges))
 
 
-def slot_bytes(layouts: Sequence[UnitLayout]) -> int:
-    """A slot that holds any of the units."""
-    return max(layout.num_bytes for layout in layouts)
-
-
-def _neighbours(spans: Iterable[TensorSpan]) -> Iterator[list[TensorSpan]]:
-    """Runs of tensors that one read can bring, in file order."""
-    group: list[TensorSpan] = []
-    for span in sorted(spans, key=lambda span: (span.file, span.offset_bytes, span.num_bytes)):
-        if group and not _is_near(group[-1], span):
+def _neighbours(ranges: Sequence[FileRange]) -> Iterator[list[FileRange]]:
+    """Ranges that one read can bring, in file order; they may overlap."""
+    group: list[FileRange] = []
+    end = 0
+    for member in sorted(ranges):
+        if group and (member.file != group[0].file or member.offset_bytes - end > _MAX_GAP_BYTES):
             yield group
             group = []
-        group.append(span)
+        end = max(end, member.end_bytes) if group else member.end_bytes
+        group.append(member)
     if group:
         yield group
-
-
-def _is_near(earlier: TensorSpan, later: TensorSpan) -> bool:
-    gap = later.offset_bytes - earlier.offset_bytes - earlier.num_bytes
-    return earlier.file == later.file and gap <= _MAX_GAP_BYTES
 
 
 def _round_down(offset: int) -> int:

@@ -3,6 +3,8 @@
 import logging
 import mmap
 import os
+import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +48,7 @@ class Reader:
         flags = os.O_RDONLY | (os.O_DIRECT if self.is_direct else 0)
         self._descriptors = {path: os.open(path, flags) for path in paths}
         self._stamps = {path: self._stamp(path) for path in paths}
+        self.meter = ReadMeter()
 
     def require(self, spans: Iterable[TensorSpan]) -> None:
         """Check that the files, as opened, hold all bytes of some tensors.
@@ -64,12 +67,16 @@ class Reader:
             CheckpointCorrupt: The file ends early or was changed since it was opened.
             PeerUnavailable: The device failed.
         """
+        buffer = slot[read.slot_offset_bytes : read.slot_offset_bytes + read.num_bytes]
+        self.meter.begin()
         try:
-            self._fill(read, slot[read.slot_offset_bytes : read.slot_offset_bytes + read.num_bytes])
+            self._fill(read, buffer)
         except OSError as error:
             raise PeerUnavailable(
                 f"{read.file.name} cannot be read: {os.strerror(error.errno or 0)}"
             ) from None
+        finally:
+            self.meter.end(read.num_bytes)
         if self._stamp(read.file) != self._stamps[read.file]:
             raise CheckpointCorrupt(
                 f"{read.file.name} was changed while it was served: restart the streamer"
@@ -106,6 +113,40 @@ class Reader:
     def _stamp(self, path: Path) -> "_Stamp":
         status = os.fstat(self._descriptors[path])
         return _Stamp(num_bytes=status.st_size, modified_ns=status.st_mtime_ns)
+
+
+class ReadMeter:
+    """Counts bytes, and the time in which at least one read is under way."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_running = 0
+        self._busy_since_ns = 0
+        self._busy_ns = 0
+        self.num_bytes = 0
+        """Read so far."""
+
+    def begin(self) -> None:
+        """A read begins."""
+        with self._lock:
+            if self._num_running == 0:
+                self._busy_since_ns = time.perf_counter_ns()
+            self._num_running += 1
+
+    def end(self, num_bytes: int) -> None:
+        """A read has ended."""
+        with self._lock:
+            self._num_running -= 1
+            self.num_bytes += num_bytes
+            if self._num_running == 0:
+                self._busy_ns += time.perf_counter_ns() - self._busy_since_ns
+
+    @property
+    def busy_ns(self) -> int:
+        """Time with a read under way, so far."""
+        with self._lock:
+            running_ns = time.perf_counter_ns() - self._busy_since_ns if self._num_running else 0
+            return self._busy_ns + running_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

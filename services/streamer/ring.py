@@ -1,5 +1,7 @@
-"""The slots of one session: a file in shared memory that lives as long as somebody maps it."""
+"""The slots of one stream: a file in shared memory that every target of the stream maps."""
 
+import contextlib
+import fcntl
 import mmap
 import os
 import secrets
@@ -7,11 +9,14 @@ from pathlib import Path
 
 from headrace.errors import PeerUnavailable
 
+_PREFIX = "headrace-"
+
 
 class Ring:
-    """num_slots buffers of slot_bytes each, shared with one target.
+    """num_slots buffers of slot_bytes each.
 
-    The memory goes with the last reference to it: a read that still runs keeps it.
+    The memory goes with the last reference to it: a read that still runs keeps it. The file is
+    locked for as long as its streamer lives, so that what a killed one leaves can be told.
     """
 
     def __init__(self, directory: Path, *, slot_bytes: int, num_slots: int) -> None:
@@ -24,8 +29,8 @@ class Ring:
         """
         self.slot_bytes = slot_bytes
         self.num_slots = num_slots
-        self.path = directory / f"headrace-{secrets.token_hex(16)}"
-        self._is_unlinked = False
+        self.path = directory / f"{_PREFIX}{secrets.token_hex(16)}"
+        self._descriptor: int | None = None
         self._view = memoryview(b"")
 
     def allocate(self) -> None:
@@ -36,27 +41,39 @@ class Ring:
         """
         num_bytes = self.slot_bytes * self.num_slots
         try:
-            descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-            try:
-                os.posix_fallocate(descriptor, 0, num_bytes)
-                self._view = memoryview(mmap.mmap(descriptor, num_bytes))
-            finally:
-                os.close(descriptor)
+            self._descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            os.posix_fallocate(self._descriptor, 0, num_bytes)
+            self._view = memoryview(mmap.mmap(self._descriptor, num_bytes))
         except OSError as error:
-            self.unlink()
+            self.close()
             raise PeerUnavailable(
                 f"no shared memory for {self.num_slots} slots of {self.slot_bytes:,} bytes "
-                f"({os.strerror(error.errno or 0)}): enlarge it, or set HEADRACE_STREAMER_SLOTS "
-                "to fewer"
+                f"({os.strerror(error.errno or 0)}): enlarge it, or set HEADRACE_SLOTS to fewer"
             ) from None
-        if self._is_unlinked:  # on the loop, while this thread was not through
-            self.unlink()
 
     def slot(self, index: int) -> memoryview:
         """The memory of one slot."""
         return self._view[index * self.slot_bytes : (index + 1) * self.slot_bytes]
 
-    def unlink(self) -> None:
+    def close(self) -> None:
         """Remove the name: whoever mapped the memory keeps it, nobody else can find it."""
-        self._is_unlinked = True
-        self.path.unlink(missing_ok=True)
+        if self._descriptor is not None:
+            self.path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = None
+        self._view = memoryview(b"")
+
+
+def remove_abandoned(directory: Path) -> None:
+    """Remove the rings of streamers that were killed."""
+    for path in directory.glob(f"{_PREFIX}*"):
+        if not path.is_file():
+            continue
+        with contextlib.suppress(OSError):  # locked by its streamer, or just gone
+            descriptor = os.open(path, os.O_RDWR)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(descriptor)

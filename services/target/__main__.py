@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from headrace.config import Environment
-from headrace.errors import ConfigError
 from headrace.gather import ReturnWindow
 from headrace.model.batch_loop import BatchLoop
 from headrace.model.checkpoint import Checkpoint
+from headrace.model.decoder import Decoder
+from headrace.model.device import open_device
 from headrace.model.engine import Engine
 from headrace.model.sequences import SequenceTable
 from headrace.model.vocabulary import load_vocabulary
@@ -20,10 +21,10 @@ from headrace.process import run_process
 from headrace.rpc import target_pb2, target_pb2_grpc
 from headrace.rpc.server import RpcServer
 from headrace.types import ModelInfo, Verdict
-from services.target.layer_feed import LayerFeed
 from services.target.servicer import TargetServicer
 from services.target.sweep import Sweeper, VerifyJob
 from services.target.verifier import Verifier
+from services.target.weight_feed import WeightFeed
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +40,15 @@ class Config:
     address: str
     streamer_address: str | None
     """None: the weights are loaded to stay."""
+    num_slots: int
+    slot_bytes: int
+    """Size to aim at: what one lease lends."""
+    resident_bytes: int
+    """Of what a sweep uses, how much stays in memory."""
     kv_tokens: int
     max_sweep_tokens: int
     num_threads: int
+    device: str
 
     @classmethod
     def from_environment(cls, environment: Environment) -> "Config":
@@ -50,9 +57,13 @@ class Config:
             target_dir=environment.directory("HEADRACE_TARGET_DIR"),
             address=environment.text("HEADRACE_TARGET_ADDRESS"),
             streamer_address=environment.optional_text("HEADRACE_STREAMER_ADDRESS"),
+            num_slots=environment.integer("HEADRACE_SLOTS", 8, minimum=1),
+            slot_bytes=environment.integer("HEADRACE_SLOT_BYTES", 32 << 20, minimum=4096),
+            resident_bytes=environment.integer("HEADRACE_RESIDENT_BYTES", 0),
             kv_tokens=environment.integer("HEADRACE_TARGET_KV_TOKENS", 16_384, minimum=16),
             max_sweep_tokens=environment.integer("HEADRACE_MAX_SWEEP_TOKENS", 256, minimum=1),
             num_threads=environment.integer("HEADRACE_THREADS", os.cpu_count() or 1, minimum=1),
+            device=environment.text("HEADRACE_DEVICE", "auto"),
         )
 
 
@@ -60,28 +71,27 @@ async def main(environment: Environment) -> None:
     """Serve until a signal."""
     config = Config.from_environment(environment)
     torch.set_num_threads(config.num_threads)
+    device = open_device(config.device)
     checkpoint = Checkpoint.open(config.target_dir)
-    feed = None
-    if config.streamer_address is not None:
-        feed = await LayerFeed.open(config.streamer_address)
+    decoder = await asyncio.to_thread(Decoder, checkpoint, device=device)
+    if config.streamer_address is None:
+        await asyncio.to_thread(decoder.load)
+        await _serve(config, decoder, None)
+        return
+    plan = await asyncio.to_thread(decoder.plan, unit_bytes=config.slot_bytes)
+    plan = plan.keeping(config.resident_bytes)
+    feed = await WeightFeed.open(
+        config.streamer_address, checkpoint, plan, num_slots=config.num_slots, device=device
+    )
     try:
-        if feed is not None and feed.num_units != len(checkpoint.units):
-            raise ConfigError(
-                "the streamer serves another checkpoint than the target: start both with the same "
-                "HEADRACE_TARGET_DIR"
-            )
-        engine = await asyncio.to_thread(
-            Engine, checkpoint, kv_tokens=config.kv_tokens, layer_source=feed
-        )
-        await _serve(config, checkpoint, engine, feed)
+        await asyncio.to_thread(decoder.stream, plan, feed)
+        await _serve(config, decoder, feed)
     finally:
-        if feed is not None:
-            await feed.close()
+        await feed.close()
 
 
-async def _serve(
-    config: Config, checkpoint: Checkpoint, engine: Engine, feed: LayerFeed | None
-) -> None:
+async def _serve(config: Config, decoder: Decoder, feed: WeightFeed | None) -> None:
+    engine = Engine(decoder, kv_tokens=config.kv_tokens)
     vocabulary = await asyncio.to_thread(load_vocabulary, config.target_dir)
     sweeper = Sweeper(engine, feed, max_sweep_tokens=config.max_sweep_tokens)
     table: SequenceTable[Verdict] = SequenceTable(
@@ -89,7 +99,7 @@ async def _serve(
     )
     loop: BatchLoop[VerifyJob, Verdict] = BatchLoop(table, sweeper.run, window=ReturnWindow())
     info = ModelInfo(
-        name=checkpoint.name,
+        name=decoder.checkpoint.name,
         vocab_size=engine.vocab_size,
         max_context_tokens=engine.max_context_tokens,
         tokenizer_fingerprint=vocabulary.fingerprint,
@@ -101,7 +111,7 @@ async def _serve(
     target_pb2_grpc.add_TargetServicer_to_server(
         TargetServicer(Verifier(loop), info), server.server
     )
-    logger.info("serving %s, %d layers", checkpoint.name, engine.num_layers)
+    logger.info("serving %s, %d layers", info.name, engine.num_layers)
     await server.run_until_signal(loop.run(), grace_s=_GRACE_S)
 
 

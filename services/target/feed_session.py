@@ -2,29 +2,20 @@
 
 import asyncio
 import contextlib
-import mmap
-import os
 import queue
-from collections.abc import AsyncIterator, Mapping
-from math import prod
+from collections.abc import AsyncIterator
 
-import torch
 from grpc import aio
-from torch import Tensor
 
-from headrace.errors import (
-    ERRORS_BY_NAME,
-    CheckpointCorrupt,
-    DeadlineExceeded,
-    HeadraceError,
-    PeerUnavailable,
-)
-from headrace.model.dtypes import torch_dtype
+from headrace.errors import ERRORS_BY_NAME, DeadlineExceeded, HeadraceError, PeerUnavailable
 from headrace.rpc import streamer_pb2, streamer_pb2_grpc
 from headrace.rpc.client import error_from_status
+from services.target.ring import LeasedUnit, Ring
 
 _MAX_WAIT_S = 120.0
-"""For one layer: far longer than any drive takes, so only a streamer that hangs gets here."""
+"""For one unit: far longer than any drive takes, so only a streamer that hangs gets here."""
+_REASON_TIMEOUT_S = 1.0
+"""For a session that ended at once to say why."""
 
 _Outbox = asyncio.Queue[streamer_pb2.StreamRequest | None]
 """What is to be sent; None ends it."""
@@ -38,35 +29,38 @@ class FeedSession:
         call: "aio.StreamStreamCall[streamer_pb2.StreamRequest, streamer_pb2.StreamReply]",
         replies: AsyncIterator[streamer_pb2.StreamReply],
         outbox: _Outbox,
-        layout: streamer_pb2.RingLayout,
-        memory: mmap.mmap,
+        ring: Ring,
     ) -> None:
         self._call = call
         self._outbox = outbox
-        self._layout = layout
-        self._memory = memory
+        self.ring = ring
         self._loop = asyncio.get_running_loop()
-        self._leases: queue.SimpleQueue[streamer_pb2.LayerLease | HeadraceError] = (
+        self._leases: queue.SimpleQueue[streamer_pb2.UnitLease | HeadraceError] = (
             queue.SimpleQueue()
         )
-        self._held: streamer_pb2.LayerLease | None = None
-        self._num_released = 0
-        self._views: dict[tuple[int, int], Mapping[str, Tensor]] = {}
+        self._held: streamer_pb2.UnitLease | None = None
+        self._next_unit = 0
         self._receiving = asyncio.ensure_future(_receive(replies, self._leases))
 
     @classmethod
     async def open(
-        cls, stub: streamer_pb2_grpc.StreamerStub, *, timeout_s: float, is_patient: bool
+        cls,
+        stub: streamer_pb2_grpc.StreamerStub,
+        wish: streamer_pb2.OpenRing,
+        *,
+        timeout_s: float,
+        is_patient: bool,
     ) -> "FeedSession":
         """Ask for a ring and map it.
 
         Args:
             stub: The streamer.
+            wish: What sweeps use.
             timeout_s: For all of it.
             is_patient: Wait for a streamer that is not there yet.
 
         Raises:
-            HeadraceError: The streamer does not answer, or has no memory for a ring.
+            HeadraceError: The streamer does not answer, has other files, or no memory for a ring.
         """
         outbox: _Outbox = asyncio.Queue()
         call = stub.Stream(_sent(outbox), wait_for_ready=is_patient)
@@ -74,7 +68,7 @@ class FeedSession:
             undo.callback(call.cancel)
             undo.callback(outbox.put_nowait, None)
             replies = aiter(call)
-            outbox.put_nowait(streamer_pb2.StreamRequest(open_ring=streamer_pb2.OpenRing()))
+            outbox.put_nowait(streamer_pb2.StreamRequest(open_ring=wish))
             try:
                 async with asyncio.timeout(timeout_s):
                     reply = await anext(replies)
@@ -84,93 +78,72 @@ class FeedSession:
                 raise PeerUnavailable("the streamer does not answer") from None
             if reply.HasField("failure"):
                 raise _error_of(reply.failure)
-            memory = _map(reply.ring_layout)
+            ring = await _map(reply.ring_layout, replies)
             undo.pop_all()
-        outbox.put_nowait(streamer_pb2.StreamRequest(ring_mapped=streamer_pb2.RingMapped()))
-        return cls(call, replies, outbox, reply.ring_layout, memory)
+        return cls(call, replies, outbox, ring)
 
     @property
-    def is_at_first_layer(self) -> bool:
-        """Whether the next lease is the first layer's, as far as is known."""
-        is_between_sweeps = self._num_released % len(self._layout.units) == 0
-        return self._held is None and is_between_sweeps and not self._receiving.done()
-
-    @property
-    def num_units(self) -> int:
-        """Layers of the streamer's checkpoint."""
-        return len(self._layout.units)
-
-    @property
-    def bytes_per_sweep(self) -> int:
-        """What one sweep reads from storage."""
-        return sum(unit.num_bytes for unit in self._layout.units)
-
-    @property
-    def leased_bytes(self) -> int:
-        """Size of the layer that is out."""
-        return 0 if self._held is None else self._layout.units[self._held.unit_index].num_bytes
+    def is_between_sweeps(self) -> bool:
+        """Whether a sweep may begin, as far as is known."""
+        return self._held is None and self._next_unit == 0 and not self._receiving.done()
 
     def send(self, request: streamer_pb2.StreamRequest) -> None:
         """Send a message, from any thread; dropped once the session is over."""
         self._loop.call_soon_threadsafe(self._outbox.put_nowait, request)
 
-    def acquire(self, layer_index: int) -> Mapping[str, Tensor]:
-        """Wait for the next lease: see LayerFeed.acquire."""
+    def acquire(self) -> LeasedUnit:
+        """Wait for the sweep's next unit. On the compute thread.
+
+        Raises:
+            HeadraceError: The stream has failed.
+        """
+        assert self._held is None
         try:
             lease = self._leases.get(timeout=_MAX_WAIT_S)
         except queue.Empty:
-            raise DeadlineExceeded(f"the streamer did not bring layer {layer_index}") from None
+            raise DeadlineExceeded(f"the streamer did not bring unit {self._next_unit}") from None
         if isinstance(lease, HeadraceError):
             self._leases.put(lease)  # for whoever asks next
-            raise lease
-        unit = self._layout.units[lease.unit_index]
-        assert self._held is None
-        if unit.layer_index != layer_index:
-            raise CheckpointCorrupt(
-                "the streamer serves another checkpoint than the target: start both with the same "
-                "HEADRACE_TARGET_DIR"
-            )
+            raise type(lease)(lease.message)  # a traceback on that one would keep the ring
+        if lease.unit_index != self._next_unit:
+            raise PeerUnavailable("the streamer lent a unit out of turn: restart it")
         self._held = lease
-        key = (lease.unit_index, lease.slot)
-        if key not in self._views:
-            self._views[key] = self._view(unit, lease.slot)
-        return self._views[key]
+        self._next_unit = (self._next_unit + 1) % self.ring.num_units
+        return self.ring.unit(lease.unit_index, lease.slot)
 
     def release(self) -> None:
         """Give back what is out."""
         assert self._held is not None
         release = streamer_pb2.ReleaseLease(lease_id=self._held.lease_id)
         self._held = None
-        self._num_released += 1
         self.send(streamer_pb2.StreamRequest(release_lease=release))
 
     async def close(self) -> None:
-        """End the call and give the memory back."""
+        """End the call."""
         self._outbox.put_nowait(None)
         self._call.cancel()
         self._receiving.cancel()
         await asyncio.gather(self._receiving, return_exceptions=True)
-        self._views.clear()
-        # A model stays bound to tensors on the ring until its next sweep. They keep the mapping,
-        # but must not keep the memory: there may be room for one ring only.
-        with contextlib.suppress(OSError):  # a file system that cannot punch holes
-            self._memory.madvise(mmap.MADV_REMOVE)
 
-    def _view(self, unit: streamer_pb2.UnitLayout, slot: int) -> Mapping[str, Tensor]:
-        return {
-            tensor.name: torch.frombuffer(
-                self._memory,
-                dtype=torch_dtype(tensor.dtype),
-                count=prod(tensor.shape),
-                offset=slot * self._layout.slot_bytes + tensor.offset_bytes,
-            ).view(list(tensor.shape))
-            for tensor in unit.tensors
-        }
+
+async def _map(
+    layout: streamer_pb2.RingLayout, replies: AsyncIterator[streamer_pb2.StreamReply]
+) -> Ring:
+    """Map a ring; one that is gone already went with a session that failed, which says why."""
+    try:
+        return Ring(layout)
+    except PeerUnavailable:
+        with contextlib.suppress(aio.AioRpcError, TimeoutError, StopAsyncIteration):
+            async with asyncio.timeout(_REASON_TIMEOUT_S):
+                reply = await anext(replies)
+            if reply.HasField("failure"):
+                raise _error_of(reply.failure) from None
+        raise
 
 
 async def _receive(
     replies: AsyncIterator[streamer_pb2.StreamReply],
-    leases: "queue.SimpleQueue[streamer_pb2.LayerLease | HeadraceError]",
+    leases: "queue.SimpleQueue[streamer_pb2.UnitLease | HeadraceError]",
 ) -> None:
     """Put every lease in the queue, and at the end why there are no more."""
     error: HeadraceError = PeerUnavailable("the streamer does not answer")
@@ -179,7 +152,7 @@ async def _receive(
             if reply.HasField("failure"):
                 error = _error_of(reply.failure)
             else:
-                leases.put(reply.layer_lease)
+                leases.put(reply.unit_lease)
     except aio.AioRpcError:
         pass  # whatever the status, the streamer is gone; a failure it told of stands
     finally:
@@ -193,17 +166,3 @@ def _error_of(failure: streamer_pb2.StreamFailure) -> HeadraceError:
 async def _sent(outbox: _Outbox) -> AsyncIterator[streamer_pb2.StreamRequest]:
     while (request := await outbox.get()) is not None:
         yield request
-
-
-def _map(layout: streamer_pb2.RingLayout) -> mmap.mmap:
-    try:
-        descriptor = os.open(layout.shared_memory_path, os.O_RDWR)
-        try:
-            return mmap.mmap(descriptor, layout.slot_bytes * layout.num_slots)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise PeerUnavailable(
-            f"the streamer's shared memory cannot be mapped ({os.strerror(error.errno or 0)}): "
-            "run target and streamer on one host, with the same HEADRACE_SHM_DIR"
-        ) from None

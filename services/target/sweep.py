@@ -18,8 +18,8 @@ from headrace.model.batch_loop import Job
 from headrace.model.engine import Engine, Slice
 from headrace.sampling import probabilities
 from headrace.types import Proposal, StepTimings, Verdict
-from services.target.layer_feed import LayerFeed
 from services.target.schedule import Load, plan_sweep
+from services.target.weight_feed import WeightFeed
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -65,12 +65,12 @@ class _Part:
 class Sweeper:
     """Runs sweeps of the target model."""
 
-    def __init__(self, engine: Engine, feed: LayerFeed | None, *, max_sweep_tokens: int) -> None:
+    def __init__(self, engine: Engine, feed: WeightFeed | None, *, max_sweep_tokens: int) -> None:
         """Prepare to sweep.
 
         Args:
             engine: The target model.
-            feed: Where its layers come from; None when they are resident.
+            feed: Where its weights come from; None when all are resident.
             max_sweep_tokens: Token positions in one sweep.
         """
         self._engine = engine
@@ -82,7 +82,7 @@ class Sweeper:
         """Advance some of the jobs by one sweep; those that are through get their verdict.
 
         Raises:
-            HeadraceError: The layers cannot be had; no job has advanced.
+            HeadraceError: The weights cannot be had; no job has advanced.
         """
         takes = plan_sweep([job.load for job in jobs], max_tokens=self._max_sweep_tokens)
         parts = [

@@ -298,6 +298,7 @@ def test_headrace_run_prints_one_object_and_leaves_nothing(system: System, tmp_p
             str(Path(sys.executable).with_name("headrace")),
             *("run", "hello", "--json", "--max-tokens", "12", "--gamma", "3"),
             *("--target", str(system.target), "--draft", str(system.target)),
+            *("--weights", "streamed"),
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
         capture_output=True,

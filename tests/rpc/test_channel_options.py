@@ -6,9 +6,9 @@ import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from headrace.rpc.client import CHANNEL_OPTIONS
-from headrace.rpc.server import SERVER_OPTIONS
+from headrace.rpc.server import SERVER_OPTIONS, message_limit
 
-NAMES = sorted({name for name, _ in (*SERVER_OPTIONS, *CHANNEL_OPTIONS)})
+NAMES = sorted({name for name, _ in (*SERVER_OPTIONS, *CHANNEL_OPTIONS, message_limit(0))})
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from headrace.errors import PeerUnavailable
+from headrace.model.checkpoint import Checkpoint
+from headrace.model.decoder import Decoder
 from headrace.types import Proposal, SamplingParams, SparseRow, Verdict
 from services.target.verifier import Verifier
 from tests.support.decoding import plain_greedy
@@ -19,7 +21,6 @@ from tests.support.model_services import target_on
 from tests.support.streamer_rig import (
     WatchedReads,
     end,
-    feed_from,
     shared_memory_dir,
     start_streamer_process,
     streamer_of,
@@ -30,6 +31,10 @@ GREEDY = SamplingParams(temperature=0.0)
 PROMPTS = [[5, 9, 200, 31, 7, 7, 80], [90, 91], list(range(100, 121))]
 NUM_TOKENS = 12
 NUM_LAYERS = 4
+LAYER_BYTES = 4 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64)
+"""Of the matrices of attention and MLP, float32."""
+NUM_UNITS = NUM_LAYERS + 1
+"""With the head, when a slot has the size of a layer."""
 
 
 @pytest.fixture(scope="module")
@@ -90,31 +95,39 @@ def guess(text: Sequence[int], step: int) -> Proposal:
 async def streamed(
     model: Path, reads: WatchedReads, *, max_sweep_tokens: int = 256
 ) -> AsyncIterator[Gateway]:
-    """A target whose every layer is one read, begun when the layer before was given back."""
+    """A target whose every unit is one read, begun when the unit before was given back."""
     with shared_memory_dir() as shared_memory:
         address = f"unix:{shared_memory}/streamer.sock"
         async with (
-            streamer_of(
-                model, address, shared_memory, num_slots=1, chunk_bytes=1 << 20, read_into=reads
-            ),
-            feed_from(address) as feed,
-            target_on(model, feed, max_sweep_tokens=max_sweep_tokens) as verifier,
+            streamer_of(model, address, shared_memory, chunk_bytes=1 << 20, read_into=reads),
+            target_on(
+                model,
+                address,
+                unit_bytes=LAYER_BYTES,
+                num_slots=1,
+                max_sweep_tokens=max_sweep_tokens,
+            ) as verifier,
         ):
             yield Gateway(verifier)
 
 
-def read_of(*, sweep: int, layer: int) -> int:
-    """Number of the read that brings a layer; the first of all only asks for direct reads."""
-    return 1 + sweep * NUM_LAYERS + layer
+def read_of(*, sweep: int, unit: int) -> int:
+    """Number of the read that brings a unit; the first of all only asks for direct reads."""
+    return 1 + sweep * NUM_UNITS + unit
+
+
+def test_a_unit_is_a_layer_or_the_head(model: Path) -> None:
+    plan = Decoder(Checkpoint.open(model)).plan(unit_bytes=LAYER_BYTES)
+    assert [unit.num_bytes for unit in plan.units] == [LAYER_BYTES] * NUM_LAYERS + [4 * 272 * 64]
 
 
 @pytest.mark.parametrize("max_sweep_tokens", [256, 8])
-@pytest.mark.parametrize(("sweep", "layer"), [(0, 1), (1, 3), (2, 2)])
+@pytest.mark.parametrize(("sweep", "unit"), [(0, 1), (1, 4), (2, 2)])
 async def test_after_a_read_error_the_repeated_step_gives_the_tokens_of_an_undisturbed_run(
-    model: Path, plain: list[list[int]], sweep: int, layer: int, max_sweep_tokens: int
+    model: Path, plain: list[list[int]], sweep: int, unit: int, max_sweep_tokens: int
 ) -> None:
     reads = WatchedReads()
-    reads.fail_at(read_of(sweep=sweep, layer=layer), errno.EIO)
+    reads.fail_at(read_of(sweep=sweep, unit=unit), errno.EIO)
     async with streamed(model, reads, max_sweep_tokens=max_sweep_tokens) as gateway:
         assert await gateway.decode_all(plain) == plain
     assert {error.message for error in gateway.errors} == {
@@ -127,7 +140,7 @@ async def test_a_read_error_between_two_sweeps_changes_no_token(
     model: Path, plain: list[list[int]]
 ) -> None:
     reads = WatchedReads()
-    reads.fail_at(read_of(sweep=2, layer=0), errno.EIO)
+    reads.fail_at(read_of(sweep=2, unit=0), errno.EIO)
     async with streamed(model, reads) as gateway:
         assert await gateway.decode_all(plain) == plain
     assert reads.num_failed == 1
@@ -137,7 +150,7 @@ async def test_a_sequence_that_was_not_in_the_failed_sweep_notices_nothing(
     model: Path, plain: list[list[int]]
 ) -> None:
     reads = WatchedReads()
-    reads.fail_at(read_of(sweep=2, layer=1), errno.EIO)
+    reads.fail_at(read_of(sweep=2, unit=1), errno.EIO)
     async with streamed(model, reads) as gateway:
         verifier, length = gateway.verifier, len(PROMPTS[0])
         await verifier.open("resting", PROMPTS[0], GREEDY, length + 2)
@@ -156,7 +169,7 @@ async def test_a_killed_streamer_only_delays_the_tokens_until_another_one_runs(
         address = f"unix:{shared_memory}/streamer.sock"
         streamer = await start_streamer_process(model, address, shared_memory)
         try:
-            async with feed_from(address) as feed, target_on(model, feed) as verifier:
+            async with target_on(model, address) as verifier:
                 gateway = Gateway(verifier)
                 assert await gateway.decode(0, plain[0]) == plain[0]
                 os.kill(streamer.pid, signal.SIGKILL)

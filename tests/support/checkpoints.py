@@ -25,8 +25,9 @@ def header_of(tensors: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def write_file(file: Path, header: object, data: bytes) -> None:
-    """A safetensors file whose header may say anything."""
+    """A safetensors file whose header may say anything; tensors begin at even places."""
     encoded = json.dumps(header).encode()
+    encoded += b" " * (len(encoded) % 2)
     file.write_bytes(len(encoded).to_bytes(8, "little") + encoded + data)
 
 

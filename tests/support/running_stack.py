@@ -34,7 +34,7 @@ def running_stack(
     *arguments: str,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunningStack]:
-    """Start a stack on free ports and stop it with SIGTERM.
+    """Start a stack that streams its weights, on free ports, and stop it with SIGTERM.
 
     Args:
         target: Model directory.
@@ -48,6 +48,7 @@ def running_stack(
         str(Path(sys.executable).with_name("headrace")),
         *("serve", "--target", str(target)),
         *("--draft", "none" if draft is None else str(draft)),
+        *("--weights", "streamed", "--memory", "4G"),
         *("--http-port", str(http_port), "--grpc-port", str(grpc_port)),
         *arguments,
     ]

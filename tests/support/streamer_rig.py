@@ -3,24 +3,32 @@
 import asyncio
 import fcntl
 import os
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from itertools import groupby
+from math import prod
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
-from headrace.model.checkpoint import Checkpoint
+from headrace.model.checkpoint import Checkpoint, TensorSpan
+from headrace.model.device import CPU
+from headrace.model.sweep_plan import Piece, SweepPlan, WeightUse
 from headrace.rpc import streamer_pb2_grpc
-from headrace.rpc.server import RpcServer
+from headrace.rpc.server import MAX_MODEL_MESSAGE_BYTES, RpcServer
 from services.streamer.reader import Reader, ReadInto
+from services.streamer.registry import StreamRegistry
 from services.streamer.servicer import StreamerServicer
-from services.target.layer_feed import LayerFeed
+from services.target.weight_feed import WeightFeed
 
-Layer = dict[str, bytes]
+Unit = list[bytes]
+"""The bytes of each piece."""
 
 
 @contextmanager
@@ -30,33 +38,48 @@ def shared_memory_dir() -> Iterator[Path]:
         yield Path(directory)
 
 
+@contextmanager
+def small_memory_dir(directory: Path, num_bytes: int) -> Iterator[Path]:
+    """A memory file system of its own and of that size; skips the test where none may be made."""
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(directory)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("only root may mount a memory file system")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
 @asynccontextmanager
 async def streamer_of(
     directory: Path,
     address: str,
     shared_memory: Path,
     *,
-    num_slots: int = 3,
     num_readers: int = 2,
     chunk_bytes: int = 8192,
     read_into: ReadInto | None = None,
-) -> AsyncIterator[None]:
+) -> AsyncIterator[StreamRegistry]:
     """A streamer in this process."""
     checkpoint = Checkpoint.open(directory)
-    files = sorted({span.file for span in checkpoint.tensors.values()})
-    servicer = StreamerServicer(
+    files = checkpoint.files
+    registry = StreamRegistry(
         checkpoint,
+        Reader(files) if read_into is None else Reader(files, read_into),
         shared_memory_dir=shared_memory,
-        num_slots=num_slots,
         num_readers=num_readers,
         chunk_bytes=chunk_bytes,
-        reader=Reader(files) if read_into is None else Reader(files, read_into),
     )
-    server = RpcServer(address=address, service_names=["headrace.v1.Streamer"])
-    streamer_pb2_grpc.add_StreamerServicer_to_server(servicer, server.server)
+    server = RpcServer(
+        address=address,
+        service_names=["headrace.v1.Streamer"],
+        max_message_bytes=MAX_MODEL_MESSAGE_BYTES,
+    )
+    streamer_pb2_grpc.add_StreamerServicer_to_server(StreamerServicer(registry), server.server)
     await server.start()
     try:
-        yield
+        yield registry
     finally:
         await server.stop(0)
 
@@ -88,47 +111,96 @@ async def end(process: asyncio.subprocess.Process) -> str:
     return log.decode()
 
 
+def plan_of(directory: Path) -> SweepPlan:
+    """One unit for each decoder layer, its tensors by name."""
+    tensors = Checkpoint.open(directory).tensors
+    names = sorted(filter(_layer_of, tensors), key=_layer_of)
+    uses = [
+        WeightUse(pieces=tuple(map(whole, map(tensors.__getitem__, layer))), is_divisible=False)
+        for _, layer in groupby(names, lambda name: _layer_of(name)[:1])
+    ]
+    return SweepPlan.pack(uses, unit_bytes=1)
+
+
+def whole(span: TensorSpan) -> Piece:
+    """All rows of a tensor."""
+    return Piece(span=span, begin_row=0, end_row=prod(span.shape[:-1]))
+
+
+def units_of(tensors: Mapping[str, bytes]) -> list[Unit]:
+    """[U] what a sweep over the units of `plan_of` must bring."""
+    names = sorted(filter(_layer_of, tensors), key=_layer_of)
+    layers = groupby(names, lambda name: _layer_of(name)[:1])
+    return [[tensors[name] for name in layer] for _, layer in layers]
+
+
+def _layer_of(name: str) -> tuple[int, str] | tuple[()]:
+    """Number of a tensor's layer, and its name; empty for one outside of the layers."""
+    return (int(name.split(".")[2]), name) if ".layers." in name else ()
+
+
 @asynccontextmanager
-async def feed_from(address: str) -> AsyncIterator[LayerFeed]:
-    """A target's end of the stream."""
-    feed = await LayerFeed.open(address)
+async def feed_from(
+    address: str,
+    directory: Path,
+    *,
+    plan: SweepPlan | None = None,
+    num_slots: int = 3,
+    device: torch.device = CPU,
+) -> AsyncIterator[WeightFeed]:
+    """A target's end of the stream; without a plan one unit for each layer."""
+    feed = await WeightFeed.open(
+        address,
+        Checkpoint.open(directory),
+        plan or plan_of(directory),
+        num_slots=num_slots,
+        device=device,
+    )
     try:
         yield feed
     finally:
         await feed.close()
 
 
-def layers_of(tensors: Mapping[str, bytes]) -> list[Layer]:
-    """[L] what a sweep must bring."""
-    layers: dict[int, Layer] = {}
-    for name, data in tensors.items():
-        if ".layers." in name:
-            layers.setdefault(int(name.split(".")[2]), {})[name] = data
-    return [layers[index] for index in sorted(layers)]
-
-
-def bytes_of(tensors: Mapping[str, Tensor]) -> Layer:
-    """A copy of a lease's tensors."""
-    return {name: tensor.view(torch.uint8).numpy().tobytes() for name, tensor in tensors.items()}
+def bytes_of(tensor: Tensor) -> bytes:
+    """A copy of a borrowed piece."""
+    return tensor.view(torch.uint8).numpy().tobytes()
 
 
 def sweep(
-    feed: LayerFeed, num_layers: int, *, before_release: Callable[[], None] = lambda: None
-) -> list[Layer]:
-    """[L] each layer as it was when it was given back. On the compute thread."""
-    layers = []
+    feed: WeightFeed,
+    plan: SweepPlan,
+    *,
+    num_units: int | None = None,
+    before_release: Callable[[], object] = lambda: None,
+) -> list[Unit]:
+    """[U] each unit as it was when it was given back. On the compute thread."""
+    units = []
     feed.begin_sweep(0, [])
-    for index in range(num_layers):
-        tensors = feed.acquire(index)
+    for unit in plan.streamed_units[:num_units]:
+        indices = range(unit.first_piece, unit.end_piece)
+        tensors = [feed.acquire(index) for index in indices]
         before_release()
-        layers.append(bytes_of(tensors))
+        units.append([bytes_of(tensor) for tensor in tensors])
+        release_all(feed, indices)
+    if num_units is None:
+        feed.end_sweep(0)
+    return units
+
+
+def release_all(feed: WeightFeed, indices: Iterable[int]) -> None:
+    """Give pieces back."""
+    for index in indices:
         feed.release(index)
-    feed.end_sweep(0)
-    return layers
 
 
 def is_empty(directory: Path) -> bool:
     return not any(directory.iterdir())
+
+
+def rings_in(directory: Path) -> list[Path]:
+    """Files of the rings that have a name."""
+    return [path for path in directory.iterdir() if path.is_file()]
 
 
 def num_mappings(shared_memory: Path, pid: int | str = "self") -> int:

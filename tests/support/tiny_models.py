@@ -1,5 +1,7 @@
 """Small random models with a real tokenizer, saved as Hugging Face directories."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,59 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
 }
 FAMILIES = tuple(_FAMILIES)
+
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    **_FAMILIES,
+    "mistral": {"sliding_window": 6},
+    "qwen2": {},
+    "gemma2": {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 16},
+    "phi3": {},
+    "olmo2": {},
+    "granite": {},
+    "cohere": {},
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {"head_dim": 16, "num_experts": 4, **_EXPERTS},
+    "gpt_oss": {
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "gpt2": {"n_embd": 64, "n_layer": 4, "n_head": 4},
+    "gpt_neox": {},
+    "starcoder2": {"sliding_window": 6},
+    "glm4": {"head_dim": 16},
+    "llama4_text": {
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 128,
+        "attention_chunk_size": 8,
+        "no_rope_layers": [1, 1, 1, 0],
+        "floor_scale": 4,
+    },
+    "exaone4": {"sliding_window": 6, "sliding_window_pattern": 4},
+    "smollm3": {},
+    "stablelm": {},
+    "falcon": {},
+    "nemotron": {},
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "qk_nope_head_dim": 16,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        **_EXPERTS,
+    },
+}
+ARCHITECTURES = tuple(_ARCHITECTURES)
 
 
 def make_tiny_model(
@@ -47,7 +102,7 @@ def make_tiny_model(
         "bos_token_id": None,
         "eos_token_id": EOS_ID,
         "pad_token_id": EOS_ID,
-        **_FAMILIES.get(family, {}),
+        **_ARCHITECTURES.get(family, {}),
         **overrides,
     }
     config = AutoConfig.for_model(family, **values)
@@ -76,6 +131,19 @@ def make_noisy_copy(source: Path, directory: Path, *, noise: float, seed: int = 
             tensors[name] = (tensor.float() + random).to(tensor.dtype)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
+
+
+def split_into_shards(directory: Path, names: Sequence[str]) -> None:
+    """Deal a model's tensors out to shards of these names in turn, with an index."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    path.unlink()
+    weight_map = {name: names[i % len(names)] for i, name in enumerate(sorted(tensors))}
+    for shard in names:
+        held = {name: tensors[name] for name in tensors if weight_map[name] == shard}
+        save_file(held, directory / shard, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def save_tokenizer(directory: Path) -> None:

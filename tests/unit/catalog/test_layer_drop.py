@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from headrace.catalog.demo import DRAFT_DROPPED_LAYERS
 from headrace.catalog.layer_drop import drop_layers
+from headrace.model.manifest import FILE_NAME
 
 NUM_LAYERS = 30
 
@@ -70,3 +71,10 @@ def test_kept_layers_hold_the_targets_weights_in_order(target: Path, draft: Path
             assert torch.equal(ours.state_dict()[name], weight), name
     assert torch.equal(short.model.embed_tokens.weight, whole.model.embed_tokens.weight)
     assert torch.equal(short.model.norm.weight, whole.model.norm.weight)
+
+
+def test_the_targets_manifest_stays_behind(target: Path, tmp_path: Path) -> None:
+    (target / FILE_NAME).write_text("{}")
+    drop_layers(target, tmp_path, DRAFT_DROPPED_LAYERS)
+    (target / FILE_NAME).unlink()
+    assert not (tmp_path / FILE_NAME).exists()

@@ -5,9 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli.partition import Partition
 from headrace.cli.wiring import PrivateDirectories, StackConfig, stages
 
 DIRECTORIES = PrivateDirectories(run=Path("/run/h"), shared_memory=Path("/dev/shm/h"))
+STREAMED = Partition(
+    is_streamed=True,
+    num_slots=3,
+    slot_bytes=4096,
+    resident_bytes=5000,
+    kv_tokens=600,
+    max_sweep_tokens=70,
+)
 FULL = StackConfig(
     target_dir=Path("/models/target"),
     draft_dir=Path("/models/draft"),
@@ -15,8 +24,7 @@ FULL = StackConfig(
     host="127.0.0.1",
     http_port=8001,
     grpc_port=50051,
-    num_slots=3,
-    is_resident=False,
+    partition=STREAMED,
 )
 
 
@@ -37,7 +45,12 @@ def test_storage_starts_first_and_the_gateway_last() -> None:
     ("config", "environ", "missing", "unset"),
     [
         (FULL, {"REDIS_URL": "redis://other"}, "redis", None),
-        (replace(FULL, is_resident=True), {}, "streamer", "HEADRACE_STREAMER_ADDRESS"),
+        (
+            replace(FULL, partition=replace(STREAMED, is_streamed=False)),
+            {},
+            "streamer",
+            "HEADRACE_STREAMER_ADDRESS",
+        ),
         (replace(FULL, draft_dir=None), {}, "draft", "HEADRACE_DRAFT_ADDRESS"),
     ],
 )
@@ -67,6 +80,15 @@ def test_the_users_own_settings_reach_every_process() -> None:
     values = environment(FULL, {"HEADRACE_TARGET_KV_TOKENS": "99", "HEADRACE_THREADS": "7"})
     assert values["HEADRACE_TARGET_KV_TOKENS"] == "99"
     assert values["HEADRACE_THREADS"] == values["OMP_NUM_THREADS"] == "7"
+
+
+def test_the_partition_reaches_the_processes() -> None:
+    values = environment(FULL)
+    assert values["HEADRACE_SLOTS"] == "3"
+    assert values["HEADRACE_SLOT_BYTES"] == "4096"
+    assert values["HEADRACE_RESIDENT_BYTES"] == "5000"
+    assert values["HEADRACE_TARGET_KV_TOKENS"] == values["HEADRACE_DRAFT_KV_TOKENS"] == "600"
+    assert values["HEADRACE_MAX_SWEEP_TOKENS"] == "70"
 
 
 def test_the_gateway_gets_its_drain_and_some_more_to_stop() -> None:

@@ -1,5 +1,7 @@
 """What is opened, and what is refused before a byte of weights is read."""
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -33,8 +35,8 @@ def test_a_single_file_without_an_index_opens(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(write_single(tmp_path / "tiny", tensors))
     assert checkpoint.name == "tiny"
     assert {name: bytes_of(span) for name, span in checkpoint.tensors.items()} == tensors
-    assert [unit.layer_index for unit in checkpoint.units] == [0, 1, 2]
-    assert [span.name for span in checkpoint.resident] == ["model.embed_tokens.weight"]
+    assert checkpoint.num_bytes == 30 + 3 * (64 + 10)
+    assert checkpoint.files == [tmp_path / "tiny/model.safetensors"]
 
 
 def test_spans_hold_what_the_safetensors_library_loads(tmp_path: Path) -> None:
@@ -47,12 +49,6 @@ def test_spans_hold_what_the_safetensors_library_loads(tmp_path: Path) -> None:
         assert spans[name].shape == tuple(tensor.shape)
 
 
-def test_layers_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    tensors = {f"model.layers.{index}.w": b"ab" for index in (10, 2, 0, 1, 11)}
-    checkpoint = Checkpoint.open(write_single(tmp_path, tensors))
-    assert [unit.layer_index for unit in checkpoint.units] == [0, 1, 2, 10, 11]
-
-
 def test_a_layer_over_three_shards_in_any_order_is_whole(tmp_path: Path) -> None:
     tensors = {name: random_bytes(50, seed=seed) for seed, name in enumerate((A, B, C))}
     write_sharded(
@@ -63,8 +59,13 @@ def test_a_layer_over_three_shards_in_any_order_is_whole(tmp_path: Path) -> None
             "model-00001-of-00003.safetensors": {B: tensors[B]},
         },
     )
-    (unit,) = Checkpoint.open(tmp_path).units
-    assert {span.name: bytes_of(span) for span in unit.tensors} == tensors
+    spans = Checkpoint.open(tmp_path).tensors
+    assert {name: bytes_of(spans[name]) for name in tensors} == tensors
+    assert [file.name for file in Checkpoint.open(tmp_path).files] == [
+        "model-00001-of-00003.safetensors",
+        "model-3-of-3.safetensors",
+        "oddly_named.safetensors",
+    ]
 
 
 def test_only_what_the_index_names_counts(tmp_path: Path) -> None:
@@ -240,5 +241,31 @@ def test_a_tied_head_is_absent_and_not_missed(tmp_path: Path) -> None:
     tied = Checkpoint.open(make_tiny_model(tmp_path / "tied", "qwen3"))
     untied = Checkpoint.open(make_tiny_model(tmp_path / "untied", "llama"))
     assert "lm_head.weight" not in tied.tensors
-    assert "lm_head.weight" in {span.name for span in untied.resident}
-    assert "model.embed_tokens.weight" in {span.name for span in tied.resident}
+    assert "lm_head.weight" in untied.tensors
+
+
+def test_a_fingerprint_stays_the_same_until_a_file_changes(tmp_path: Path) -> None:
+    tensors = {A: b"abcd", B: b"efgh"}
+    checkpoint = Checkpoint.open(write_single(tmp_path, tensors))
+    file = tmp_path / "model.safetensors"
+    os.utime(file, ns=(0, 0))
+    before = checkpoint.fingerprint()
+    assert Checkpoint.open(tmp_path).fingerprint() == before
+    with file.open("r+b") as stream:  # other weights of the same shape
+        stream.seek(-1, os.SEEK_END)
+        stream.write(b"x")
+    assert Checkpoint.open(tmp_path).fingerprint() != before
+
+
+def test_a_copy_with_the_times_of_the_original_has_its_fingerprint(tmp_path: Path) -> None:
+    original = write_single(tmp_path / "original", {A: b"abcd"})
+    copy = Path(shutil.copytree(original, tmp_path / "mounted/elsewhere"))
+    assert Checkpoint.open(copy).fingerprint() == Checkpoint.open(original).fingerprint()
+
+
+def test_tensors_at_other_places_have_another_fingerprint(tmp_path: Path) -> None:
+    one = write_single(tmp_path / "one", {A: b"abcd", B: b"efgh"})
+    two = write_single(tmp_path / "two", {B: b"efgh", A: b"abcd"})
+    for directory in (one, two):
+        os.utime(directory / "model.safetensors", ns=(0, 0))
+    assert Checkpoint.open(one).fingerprint() != Checkpoint.open(two).fingerprint()

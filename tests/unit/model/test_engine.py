@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from headrace.errors import CheckpointCorrupt, ConfigError
 from headrace.model.checkpoint import Checkpoint
+from headrace.model.decoder import Decoder
 from headrace.model.engine import Engine, Slice
 from tests.support.tiny_models import make_tiny_model
 
@@ -47,7 +48,7 @@ def test_ragged_chunked_rolled_back_logits_equal_the_plain_model(
     generator = torch.Generator().manual_seed(3)
     first = torch.randint(0, 256, (14,), generator=generator).tolist()
     second = torch.randint(0, 256, (9,), generator=generator).tolist()
-    engine = Engine(Checkpoint.open(directory), kv_tokens=64, block_size=4)
+    engine = Engine.resident(Checkpoint.open(directory), kv_tokens=64, block_size=4)
     kv_first, kv_second = engine.cache.open(14), engine.cache.open(9)
 
     head = engine.forward(
@@ -71,7 +72,7 @@ def test_ragged_chunked_rolled_back_logits_equal_the_plain_model(
 
 
 def test_only_the_wanted_logits_are_computed(tmp_path: Path) -> None:
-    engine = Engine(Checkpoint.open(make_tiny_model(tmp_path)), kv_tokens=64)
+    engine = Engine.resident(Checkpoint.open(make_tiny_model(tmp_path)), kv_tokens=64)
     kv = engine.cache.open(8)
     (logits,) = engine.forward([Slice(kv=kv, token_ids=[1, 2, 3], num_logits=0)])
     assert logits.shape == (0, engine.vocab_size)
@@ -85,7 +86,7 @@ def test_a_checkpoint_without_a_tensor_is_refused_by_its_name(tmp_path: Path) ->
     del tensors["model.layers.2.mlp.up_proj.weight"]
     save_file(tensors, path)
     with pytest.raises(CheckpointCorrupt, match=r"model\.layers\.2\.mlp\.up_proj\.weight"):
-        Engine(Checkpoint.open(directory), kv_tokens=64)
+        Decoder(Checkpoint.open(directory))
 
 
 def test_a_tensor_of_another_shape_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -95,22 +96,14 @@ def test_a_tensor_of_another_shape_is_refused_by_its_name(tmp_path: Path) -> Non
     tensors["model.norm.weight"] = torch.ones(63)
     save_file(tensors, path)
     with pytest.raises(CheckpointCorrupt, match=r"model\.norm\.weight has shape \[63\]"):
-        Engine(Checkpoint.open(directory), kv_tokens=64)
+        Decoder(Checkpoint.open(directory))
 
 
-def test_layers_of_a_type_that_cannot_be_computed_are_refused_at_the_start(tmp_path: Path) -> None:
+def test_weights_of_a_type_that_cannot_be_computed_are_refused_at_the_start(tmp_path: Path) -> None:
     directory = make_tiny_model(tmp_path)
     path = directory / "model.safetensors"
     tensors = load_file(path)
     tensors["model.layers.1.mlp.up_proj.weight"] = torch.zeros(128, 64, dtype=torch.int8)
     save_file(tensors, path)
-
-    class NoLayers:
-        def acquire(self, layer_index: int) -> dict[str, Tensor]:
-            raise AssertionError
-
-        def release(self, layer_index: int) -> None:
-            raise AssertionError
-
     with pytest.raises(ConfigError, match="I8 cannot be served yet: give a checkpoint in BF16"):
-        Engine(Checkpoint.open(directory), kv_tokens=64, layer_source=NoLayers())
+        Decoder(Checkpoint.open(directory))

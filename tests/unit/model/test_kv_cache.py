@@ -2,12 +2,15 @@ import pytest
 import torch
 
 from headrace.errors import InvalidRequest, KVExhausted
+from headrace.model.device import CPU
 from headrace.model.kv_cache import KVCache, LayerKVShape
 
 
 def make_cache(num_blocks: int = 4, block_size: int = 2) -> KVCache:
     shape = LayerKVShape(num_heads=1, key_dim=2, value_dim=2)
-    return KVCache([shape], num_blocks=num_blocks, block_size=block_size, dtype=torch.float32)
+    return KVCache(
+        [shape], num_blocks=num_blocks, block_size=block_size, dtype=torch.float32, device=CPU
+    )
 
 
 def test_sequences_never_share_rows() -> None:

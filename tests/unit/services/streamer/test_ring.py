@@ -1,4 +1,4 @@
-"""The shared memory of one session, whatever becomes of the session."""
+"""The shared memory of one stream, whatever becomes of it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import PeerUnavailable
-from services.streamer.ring import Ring
+from services.streamer.ring import Ring, remove_abandoned
 from tests.support.streamer_rig import is_empty, num_mappings, shared_memory_dir
 
 
@@ -27,8 +27,8 @@ def test_slots_lie_one_after_the_other_in_the_file(shared_memory: Path) -> None:
 def test_memory_outlives_its_name_and_goes_with_its_last_user(shared_memory: Path) -> None:
     ring = Ring(shared_memory, slot_bytes=4096, num_slots=1)
     ring.allocate()
-    ring.unlink()
     slot = ring.slot(0)
+    ring.close()
     del ring
     assert is_empty(shared_memory)
     slot[:5] = b"still"
@@ -37,11 +37,18 @@ def test_memory_outlives_its_name_and_goes_with_its_last_user(shared_memory: Pat
     assert num_mappings(shared_memory) == 0
 
 
-def test_a_ring_given_up_before_it_is_allocated_leaves_no_file(shared_memory: Path) -> None:
-    ring = Ring(shared_memory, slot_bytes=4096, num_slots=1)
-    ring.unlink()  # the call was cancelled while a thread was about to allocate
-    ring.allocate()
-    assert is_empty(shared_memory)
+def test_what_a_killed_streamer_leaves_is_removed_and_what_a_living_one_has_is_not(
+    shared_memory: Path,
+) -> None:
+    alive = Ring(shared_memory, slot_bytes=4096, num_slots=1)
+    alive.allocate()
+    (shared_memory / "headrace-left").write_bytes(bytes(4096))  # nobody holds its lock
+    (shared_memory / "another").write_bytes(b"of other programs")
+    (shared_memory / "headrace-directory").mkdir()
+    remove_abandoned(shared_memory)
+    names = {path.name for path in shared_memory.iterdir()}
+    assert names == {alive.path.name, "another", "headrace-directory"}
+    alive.close()
 
 
 def test_too_little_memory_leaves_no_file_and_names_no_path(shared_memory: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from headrace.config import Environment
 from headrace.errors import ConfigError
 from services.streamer.__main__ import Config, main
-from tests.support.checkpoints import write_single
+from tests.support.checkpoints import write_config
 
 
 def settings(directory: Path, **changes: str) -> Environment:
@@ -18,9 +18,9 @@ def settings(directory: Path, **changes: str) -> Environment:
     return Environment({**values, **changes})
 
 
-def test_the_defaults_are_three_slots_and_four_readers_of_four_mebibytes(tmp_path: Path) -> None:
+def test_the_defaults_are_eight_readers_of_four_mebibytes(tmp_path: Path) -> None:
     config = Config.from_environment(settings(tmp_path))
-    assert (config.num_slots, config.num_readers, config.chunk_bytes) == (3, 4, 4 << 20)
+    assert (config.num_readers, config.chunk_bytes) == (8, 4 << 20)
     assert config.shared_memory_dir == Path("/dev/shm")
 
 
@@ -29,7 +29,8 @@ def test_the_defaults_are_three_slots_and_four_readers_of_four_mebibytes(tmp_pat
     [
         ("HEADRACE_TARGET_DIR", "/nowhere"),
         ("HEADRACE_STREAMER_ADDRESS", ""),
-        ("HEADRACE_STREAMER_SLOTS", "0"),
+        ("HEADRACE_SHM_DIR", "/nowhere"),
+        ("HEADRACE_STREAMER_READERS", "0"),
         ("HEADRACE_STREAMER_READERS", "many"),
         ("HEADRACE_STREAMER_CHUNK_BYTES", "5000"),
     ],
@@ -39,7 +40,7 @@ def test_a_wrong_setting_is_named(tmp_path: Path, name: str, value: str) -> None
         Config.from_environment(settings(tmp_path, **{name: value}))
 
 
-async def test_a_checkpoint_without_decoder_layers_is_refused(tmp_path: Path) -> None:
-    write_single(tmp_path, {"model.norm.weight": b"ab"})
-    with pytest.raises(ConfigError, match="no decoder layers"):
+async def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    with pytest.raises(ConfigError, match="no safetensors file"):
         await main(settings(tmp_path))
