@@ -2,12 +2,12 @@
 
 import contextlib
 import fcntl
-import mmap
 import os
 import secrets
 from pathlib import Path
 
 from headrace.errors import PeerUnavailable
+from headrace.shared_memory import map_shared, use_huge_pages
 
 _PREFIX = "headrace-"
 
@@ -44,7 +44,8 @@ class Ring:
             self._descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             os.posix_fallocate(self._descriptor, 0, num_bytes)
-            self._view = memoryview(mmap.mmap(self._descriptor, num_bytes))
+            self._view = map_shared(self._descriptor, num_bytes)
+            use_huge_pages(self._view)
         except OSError as error:
             self.close()
             raise PeerUnavailable(

@@ -1,6 +1,5 @@
 """The streamer's slots, mapped into the target."""
 
-import mmap
 import os
 from dataclasses import dataclass
 
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from headrace.errors import PeerUnavailable
 from headrace.rpc import streamer_pb2
+from headrace.shared_memory import map_shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Ring:
         try:
             descriptor = os.open(layout.shared_memory_path, os.O_RDWR)
             try:
-                memory = mmap.mmap(descriptor, layout.slot_bytes * layout.num_slots)
+                memory = map_shared(descriptor, layout.slot_bytes * layout.num_slots)
             finally:
                 os.close(descriptor)
         except OSError as error:
