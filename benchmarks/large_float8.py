@@ -152,6 +152,7 @@ def write_shard(path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]], poo
         begin, end = end, end + elements * (1 if dtype == "F8_E4M3" else 2)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)  # as the format's own writer does
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for name, (dtype, shape) in tensors.items():

@@ -14,8 +14,6 @@ from headrace.bench.sweeps import SweepSample
 from headrace.bench.system import RunningSystem, running_system
 from headrace.model.checkpoint import Checkpoint
 
-TOKENS = (1, 8, 16, 32, 64)
-"""Tokens in a sweep."""
 _NUM_SWEEPS = 3
 """Of each kind in each round."""
 
@@ -60,9 +58,11 @@ class StreamReport:
             "ratio": round(median(r.ratio for r in self.rounds), 3),
             "sweeps": [
                 {"tokens": tokens, "seconds": round(self._median(tokens, _seconds), 4)}
-                for tokens in TOKENS
+                for tokens in self.rounds[0].samples
             ],
-            "disk_idle_share": round(max(self._median(tokens, _idle) for tokens in TOKENS), 4),
+            "disk_idle_share": round(
+                max(self._median(tokens, _idle) for tokens in self.rounds[0].samples), 4
+            ),
             "peak_rss_bytes": self.peak_rss_bytes,
             "model_bytes": self.model_bytes,
             "memory_cap_bytes": self.memory_cap_bytes,
@@ -73,7 +73,12 @@ class StreamReport:
 
 
 async def measure_stream(
-    target_dir: Path, *, memory_bytes: int, num_rounds: int, say: Callable[[str], None]
+    target_dir: Path,
+    *,
+    memory_bytes: int,
+    num_rounds: int,
+    num_tokens: Sequence[int],
+    say: Callable[[str], None],
 ) -> StreamReport:
     """Measure fio and ourselves in turn.
 
@@ -81,6 +86,7 @@ async def measure_stream(
         target_dir: Model directory.
         memory_bytes: Cap of target and streamer together, and what their envelope divides.
         num_rounds: At least 1.
+        num_tokens: In a sweep, of each kind of sweep.
         say: Hears how it goes, line by line.
 
     Raises:
@@ -95,7 +101,7 @@ async def measure_stream(
         async with running_system(target_dir, budget_bytes=memory_bytes, cap=cap) as system:
             rounds = []
             for index in range(num_rounds):
-                rounds.append(await _measure_round(system, checkpoint))
+                rounds.append(await _measure_round(system, checkpoint, num_tokens))
                 say(_round_line(index, rounds[-1]))
             return StreamReport(
                 rounds=rounds,
@@ -105,13 +111,15 @@ async def measure_stream(
             )
 
 
-async def _measure_round(system: RunningSystem, checkpoint: Checkpoint) -> Round:
+async def _measure_round(
+    system: RunningSystem, checkpoint: Checkpoint, num_tokens: Sequence[int]
+) -> Round:
     await system.driver.rest()
     largest = max(checkpoint.files, key=lambda file: file.stat().st_size)
     disk = await asyncio.to_thread(disk_gb_per_s, largest)
     samples = {
         tokens: await system.driver.sample(num_tokens=tokens, num_sweeps=_NUM_SWEEPS)
-        for tokens in TOKENS
+        for tokens in num_tokens
     }
     return Round(disk_gb_per_s=disk, samples=samples)
 

@@ -23,14 +23,26 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 @bench.command()
 def stream(
-    target: Target = "demo", memory: Cap = "1500M", rounds: Rounds = 5, as_json: AsJson = False
+    target: Target = "demo",
+    memory: Cap = "1500M",
+    rounds: Rounds = 5,
+    tokens: Annotated[
+        str, typer.Option(help="In a sweep; each kind is measured, with commas between.")
+    ] = "1,8,16,32,64",
+    as_json: AsJson = False,
 ) -> None:
     """Measure how much of the disk's rate the streamed sweeps reach; needs fio."""
     from headrace.bench.stream import measure_stream
 
     target_dir, _ = _directories(target, "none")
     report = _run(
-        measure_stream(target_dir, memory_bytes=parse_bytes(memory), num_rounds=rounds, say=_say)
+        measure_stream(
+            target_dir,
+            memory_bytes=parse_bytes(memory),
+            num_rounds=rounds,
+            num_tokens=_numbers(tokens),
+            say=_say,
+        )
     ).as_object()
     if as_json:
         typer.echo(json.dumps(report))
@@ -75,6 +87,13 @@ def peers(
             f"{name} {_shown(name, value)}" for name, value in row.items() if name != "system"
         )
         typer.echo(f"{row['system']:24} {figures}")
+
+
+def _numbers(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise typer.BadParameter(f"{text!r} is no list of numbers like 1,8", param_hint="--tokens")
+    return [int(part) for part in parts]
 
 
 def _shown(name: str, value: Any) -> str:

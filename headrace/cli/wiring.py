@@ -142,8 +142,7 @@ def _shared_environment(
         "HEADRACE_SHM_DIR": str(directories.shared_memory),
         # Several processes with OpenMP on few cores stall each other when idle threads spin.
         "OMP_NUM_THREADS": num_threads,
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "GOMP_SPINCOUNT": "0",
+        "GOMP_SPINCOUNT": "30000",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",  # every model is a local directory by now
     }

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
@@ -17,6 +16,7 @@ from opentelemetry import context as otel_context
 
 from headrace.errors import HeadraceError, RequestCancelled, StaleStep
 from headrace.gather import GatherWindow
+from headrace.model.compute_thread import ComputeThread
 from headrace.model.sequences import LiveSequence, SequenceTable
 from headrace.types import SamplingParams
 
@@ -56,6 +56,7 @@ class BatchLoop(Generic[AnyJob, Answer]):
         run_batch: Callable[[Sequence[AnyJob]], None],
         *,
         window: GatherWindow,
+        compute: ComputeThread,
         max_idle_s: float = 600.0,
     ) -> None:
         """Prepare a loop; `run` starts it.
@@ -65,6 +66,7 @@ class BatchLoop(Generic[AnyJob, Answer]):
             run_batch: Computes on the compute thread and gives jobs an answer or an error; a job
                 that gets neither stays pending for the next batch.
             window: Decides how long a batch waits for more sequences.
+            compute: Where run_batch runs.
             max_idle_s: A sequence that nobody used for so long is closed: its gateway is gone.
         """
         self._table = table
@@ -75,7 +77,7 @@ class BatchLoop(Generic[AnyJob, Answer]):
         self._changed = asyncio.Event()
         self._running: frozenset[str] = frozenset()
         self._between_batches = asyncio.Condition()
-        self._compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        self._compute = compute
 
     async def open(
         self,
@@ -168,7 +170,7 @@ class BatchLoop(Generic[AnyJob, Answer]):
         self._running = frozenset(self._pending)
         began_s = time.monotonic()
         try:
-            await asyncio.get_running_loop().run_in_executor(self._compute, self._run_batch, jobs)
+            await self._compute.run(self._run_batch, jobs)
         except HeadraceError as error:
             logger.warning("a batch failed: %s", error.message)
             _fail_all(jobs, error)

@@ -22,6 +22,7 @@ from headrace.model.operations.catalog import embeddings_of, operations_of, piec
 from headrace.model.operations.embedding import EmbeddingRows
 from headrace.model.operations.linear import LinearOperation
 from headrace.model.operations.operation import Operation, WeightSource
+from headrace.model.packed_linear import pack_linear_layers
 from headrace.model.sweep_plan import Piece, SweepPlan
 from headrace.model.tensor_reads import read_piece, read_tensors
 
@@ -65,6 +66,8 @@ class Decoder:
         else:
             self._load(self._sources)
             self.unbound.move_buffers(self.device)
+            if self.device.type == "cpu":
+                pack_linear_layers(self.module)
 
     def plan(self, *, unit_bytes: int) -> SweepPlan:
         """Cut a sweep into units of about unit_bytes."""

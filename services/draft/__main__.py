@@ -6,12 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from headrace.config import Environment
 from headrace.gather import QuietWindow
 from headrace.model.batch_loop import BatchLoop
 from headrace.model.checkpoint import Checkpoint
+from headrace.model.compute_thread import ComputeThread
 from headrace.model.device import open_device
 from headrace.model.engine import Engine
 from headrace.model.sequences import SequenceTable
@@ -57,10 +56,10 @@ class Config:
 async def main(environment: Environment) -> None:
     """Serve until a signal."""
     config = Config.from_environment(environment)
-    torch.set_num_threads(config.num_threads)
+    compute = ComputeThread(config.num_threads)
     checkpoint = Checkpoint.open(config.draft_dir)
-    device = open_device(config.device)
-    engine = await asyncio.to_thread(
+    device = await compute.run(open_device, config.device)
+    engine = await compute.run(
         Engine.resident, checkpoint, kv_tokens=config.kv_tokens, device=device
     )
     vocabulary = await asyncio.to_thread(load_vocabulary, config.draft_dir)
@@ -72,7 +71,9 @@ async def main(environment: Environment) -> None:
         num_tokens=min(vocabulary.num_tokens, engine.vocab_size),
         max_row_tokens=config.max_row_tokens,
     )
-    loop: BatchLoop[ProposeJob, Drafted] = BatchLoop(table, drafter.run, window=QuietWindow())
+    loop: BatchLoop[ProposeJob, Drafted] = BatchLoop(
+        table, drafter.run, window=QuietWindow(), compute=compute
+    )
     info = ModelInfo(
         name=checkpoint.name,
         vocab_size=engine.vocab_size,

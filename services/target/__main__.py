@@ -6,12 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from headrace.config import Environment
 from headrace.gather import ReturnWindow
 from headrace.model.batch_loop import BatchLoop
 from headrace.model.checkpoint import Checkpoint
+from headrace.model.compute_thread import ComputeThread
 from headrace.model.decoder import Decoder
 from headrace.model.device import open_device
 from headrace.model.engine import Engine
@@ -70,34 +69,38 @@ class Config:
 async def main(environment: Environment) -> None:
     """Serve until a signal."""
     config = Config.from_environment(environment)
-    torch.set_num_threads(config.num_threads)
-    device = open_device(config.device)
+    compute = ComputeThread(config.num_threads)
+    device = await compute.run(open_device, config.device)
     checkpoint = Checkpoint.open(config.target_dir)
-    decoder = await asyncio.to_thread(Decoder, checkpoint, device=device)
+    decoder = await compute.run(Decoder, checkpoint, device=device)
     if config.streamer_address is None:
-        await asyncio.to_thread(decoder.load)
-        await _serve(config, decoder, None)
+        await compute.run(decoder.load)
+        await _serve(config, decoder, None, compute)
         return
-    plan = await asyncio.to_thread(decoder.plan, unit_bytes=config.slot_bytes)
+    plan = await compute.run(decoder.plan, unit_bytes=config.slot_bytes)
     plan = plan.keeping(config.resident_bytes)
     feed = await WeightFeed.open(
         config.streamer_address, checkpoint, plan, num_slots=config.num_slots, device=device
     )
     try:
-        await asyncio.to_thread(decoder.stream, plan, feed)
-        await _serve(config, decoder, feed)
+        await compute.run(decoder.stream, plan, feed)
+        await _serve(config, decoder, feed, compute)
     finally:
         await feed.close()
 
 
-async def _serve(config: Config, decoder: Decoder, feed: WeightFeed | None) -> None:
-    engine = Engine(decoder, kv_tokens=config.kv_tokens)
+async def _serve(
+    config: Config, decoder: Decoder, feed: WeightFeed | None, compute: ComputeThread
+) -> None:
+    engine = await compute.run(Engine, decoder, kv_tokens=config.kv_tokens)
     vocabulary = await asyncio.to_thread(load_vocabulary, config.target_dir)
     sweeper = Sweeper(engine, feed, max_sweep_tokens=config.max_sweep_tokens)
     table: SequenceTable[Verdict] = SequenceTable(
         engine.cache, vocab_size=engine.vocab_size, max_context_tokens=engine.max_context_tokens
     )
-    loop: BatchLoop[VerifyJob, Verdict] = BatchLoop(table, sweeper.run, window=ReturnWindow())
+    loop: BatchLoop[VerifyJob, Verdict] = BatchLoop(
+        table, sweeper.run, window=ReturnWindow(), compute=compute
+    )
     info = ModelInfo(
         name=decoder.checkpoint.name,
         vocab_size=engine.vocab_size,

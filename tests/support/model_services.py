@@ -11,6 +11,7 @@ import torch
 from headrace.gather import QuietWindow, ReturnWindow
 from headrace.model.batch_loop import BatchLoop
 from headrace.model.checkpoint import Checkpoint
+from headrace.model.compute_thread import ComputeThread
 from headrace.model.decoder import Decoder
 from headrace.model.device import CPU
 from headrace.model.engine import Engine
@@ -78,7 +79,12 @@ async def target_on(
             engine.cache, vocab_size=engine.vocab_size, max_context_tokens=engine.max_context_tokens
         )
         sweeper = Sweeper(engine, feed, max_sweep_tokens=max_sweep_tokens)
-        loop: BatchLoop[VerifyJob, Verdict] = BatchLoop(table, sweeper.run, window=ReturnWindow())
+        loop: BatchLoop[VerifyJob, Verdict] = BatchLoop(
+            table,
+            sweeper.run,
+            window=ReturnWindow(),
+            compute=ComputeThread(torch.get_num_threads()),
+        )
         await stack.enter_async_context(_running(loop.run()))
         yield Verifier(loop)
 
@@ -93,9 +99,15 @@ async def draft_of(
         engine.cache, vocab_size=engine.vocab_size, max_context_tokens=engine.max_context_tokens
     )
     drafter = Drafter(engine, num_tokens=engine.vocab_size, max_row_tokens=max_row_tokens)
-    loop: BatchLoop[ProposeJob, Drafted] = BatchLoop(table, drafter.run, window=QuietWindow())
+    loop: BatchLoop[ProposeJob, Drafted] = BatchLoop(
+        table, drafter.run, window=QuietWindow(), compute=_compute()
+    )
     async with _running(loop.run()):
         yield Proposer(loop, max_context_tokens=engine.max_context_tokens)
+
+
+def _compute() -> ComputeThread:
+    return ComputeThread(torch.get_num_threads())
 
 
 @asynccontextmanager

@@ -103,12 +103,11 @@ def multiply(x: Tensor, weight: Tensor, output: Tensor) -> None:
         return
     num_rows, num_columns = weight.shape
     half = num_columns // 2
-    pairs = weight.view(torch.int16)  # [R, C / 2]
     split = torch.cat([x[:, ::2], x[:, 1::2]], dim=1)  # as unpacked weights lie
     block_rows = max(1, min(num_rows, _BLOCK_ELEMENTS // num_columns))
     unpacked = torch.empty(block_rows, num_columns, dtype=torch.int16)
     for begin in range(0, num_rows, block_rows):
-        block = pairs[begin : begin + block_rows]
+        block = _pairs(weight[begin : begin + block_rows])
         bits = unpacked[: block.shape[0]]
         low, high = bits[:, :half], bits[:, half:]
         torch.bitwise_left_shift(block, 8, out=low)  # the lower byte is the even column
@@ -117,3 +116,8 @@ def multiply(x: Tensor, weight: Tensor, output: Tensor) -> None:
         numbers = bits.bitwise_and_(_MASK).view(torch.bfloat16).mul_(_EXPONENT_GAP)
         matrix = numbers.to(x.dtype).T
         torch.mm(split, matrix, out=output[:, begin : begin + block.shape[0]])
+
+
+def _pairs(block: Tensor) -> Tensor:
+    """[R, C / 2] int16; a copy if the block lies at an odd place in its file."""
+    return (block.clone() if block.data_ptr() % 2 else block).view(torch.int16)

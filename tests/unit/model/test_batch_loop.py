@@ -9,6 +9,7 @@ import torch
 from headrace.errors import HeadraceError, KVExhausted, RequestCancelled, StaleStep, UnknownSequence
 from headrace.gather import ReturnWindow
 from headrace.model.batch_loop import BatchLoop, Job
+from headrace.model.compute_thread import ComputeThread
 from headrace.model.device import CPU
 from headrace.model.kv_cache import KVCache, LayerKVShape
 from headrace.model.sequences import SequenceTable
@@ -23,7 +24,7 @@ async def running(run_batch: Callable[[Sequence[IntJob]], None]) -> AsyncIterato
     shape = LayerKVShape(num_heads=1, key_dim=1, value_dim=1)
     cache = KVCache([shape], num_blocks=16, block_size=1, dtype=torch.float32, device=CPU)
     table: SequenceTable[int] = SequenceTable(cache, vocab_size=10, max_context_tokens=16)
-    loop: Loop = BatchLoop(table, run_batch, window=ReturnWindow())
+    loop: Loop = BatchLoop(table, run_batch, window=ReturnWindow(), compute=ComputeThread(1))
     task = asyncio.create_task(loop.run())
     try:
         yield loop

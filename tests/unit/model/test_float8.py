@@ -56,6 +56,16 @@ def test_products_are_those_of_the_unpacked_matrix(num_rows: int) -> None:
     torch.testing.assert_close(whole[:, 3:], x @ weight.float().T, rtol=1e-5, atol=1e-3)
 
 
+def test_rows_at_an_odd_place_are_the_same() -> None:
+    weight = torch.randn(6, 8, generator=torch.Generator().manual_seed(2)).to(float8.DTYPE)
+    memory = torch.zeros(49, dtype=torch.uint8)
+    memory[1:] = weight.view(torch.uint8).flatten()
+    outputs = torch.empty(2, 8, 6)
+    float8.multiply(torch.eye(8), weight, outputs[0])
+    float8.multiply(torch.eye(8), memory[1:].view(float8.DTYPE).view(6, 8), outputs[1])
+    assert torch.equal(outputs[0], outputs[1])
+
+
 def quantize(directory: Path, *, per_tensor: bool = False, **config_changes: Any) -> Path:
     """Turn a tiny model's layers to float8, as compressed-tensors does."""
     path = directory / "model.safetensors"
