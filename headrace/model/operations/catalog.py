@@ -8,6 +8,10 @@ from torch import nn
 from headrace.model.checkpoint import TensorSpan
 from headrace.model.conversion import ParameterSource, RowRun
 from headrace.model.formats import float8
+from headrace.model.operations.batched_experts import (
+    BatchedExpertsOperation,
+    is_batched_experts,
+)
 from headrace.model.operations.experts import ExpertsOperation, first_projection, is_experts
 from headrace.model.operations.linear import LinearOperation
 from headrace.model.operations.operation import Operation
@@ -70,6 +74,11 @@ def _operation(
         projections = [_by_expert(sources[n], tensors) for n in names]
         if all(projections):
             return ExpertsOperation(owner, frozenset(names), *projections)
+    if is_batched_experts(owner):
+        names = (f"{name}.gate_up_proj", f"{name}.down_proj")
+        projections = [_by_expert(sources[n], tensors) for n in names]
+        if all(projections):
+            return BatchedExpertsOperation(owner, frozenset(names), *projections)
     return WholeOperation(owner, {n: _borrowed(sources[n], tensors) for n in sorted(large)})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headrace.model.operations.linear import multiply
+from headrace.model.operations.linear import multiply, multiply_transposed
 from headrace.model.operations.operation import Weights, WeightSource
 from headrace.model.sweep_plan import Piece, WeightUse
 
@@ -50,9 +50,8 @@ class ExpertsOperation:
 
     def uses(self) -> list[WeightUse]:
         """Of each expert the first projection, then the second."""
-        is_divisible = not self._module.is_transposed  # else rows are what is summed over
         return [
-            WeightUse(pieces=tuple(pieces), is_divisible=is_divisible)
+            WeightUse(pieces=tuple(pieces), is_divisible=True)
             for pair in zip(self._up, self._down, strict=True)
             for pieces in pair
         ]
@@ -94,20 +93,11 @@ class ExpertsOperation:
     def _project(
         self, name: str, expert: int, x: Tensor, pieces: range, weights: WeightSource
     ) -> Tensor:
+        shape = getattr(self._module, name).shape
         if self._module.is_transposed:
-            y = _multiply_transposed(x, weights, pieces)
+            y = multiply_transposed(x, weights, pieces, shape[2])
         else:
-            num_rows = getattr(self._module, name).shape[1]
-            y = multiply(x, weights, pieces, num_rows)
+            y = multiply(x, weights, pieces, shape[1])
         if self._module.has_bias:
             y = y + getattr(self._module, f"{name}_bias")[expert]
         return y
-
-
-def _multiply_transposed(x: Tensor, weights: WeightSource, indices: range) -> Tensor:
-    """Compute x W with W [columns of x, out] in one unit."""
-    matrices = [weights.acquire(index).to(x.dtype) for index in indices]
-    y = x @ (matrices[0] if len(matrices) == 1 else torch.cat(matrices))
-    for index in indices:
-        weights.release(index)
-    return y

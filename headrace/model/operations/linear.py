@@ -101,6 +101,31 @@ def multiply(x: Tensor, weights: WeightSource, indices: range, num_rows: int) ->
     return output
 
 
+def multiply_transposed(
+    x: Tensor, weights: WeightSource, indices: range, num_columns: int
+) -> Tensor:
+    """Compute x W, the rows of W, which are summed over, borrowed piece by piece.
+
+    Args:
+        x: [T, rows of W].
+        weights: Lends the pieces.
+        indices: Of W's pieces, in order.
+        num_columns: Of W.
+
+    Returns:
+        [T, num_columns]; the products of several pieces are summed in float32.
+    """
+    output = x.new_zeros(x.shape[0], num_columns, dtype=torch.float32)
+    row = 0
+    for index in indices:
+        weight = weights.acquire(index)
+        end = row + weight.shape[0]
+        output += x[:, row:end] @ weight.to(x.dtype)
+        weights.release(index)
+        row = end
+    return output.to(x.dtype)
+
+
 class _Checked:
     """Looks at float8 weights as they pass for the first time."""
 
