@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from tests.support.redis_server import redis_server
+
+torch.set_num_threads(1)  # tiny models: more threads would only wait for each other
 
 
 @pytest.fixture(scope="session")

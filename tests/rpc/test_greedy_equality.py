@@ -91,6 +91,8 @@ async def test_a_self_draft_is_accepted_in_full(workload: Workload) -> None:
     assert num_accepted == num_offered
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 async def test_a_long_text_with_long_blocks_stays_equal(tmp_path: Path) -> None:
     target = make_tiny_model(tmp_path / "target", max_context_tokens=1024)
     drafts = {
