@@ -201,5 +201,5 @@ def test_a_file_that_changes_while_it_is_hashed_gives_no_manifest(model: Path) -
     def change(done: int, total: int) -> None:
         write_tensors(model / "two.safetensors", {B: SMALL[:500]})
 
-    with pytest.raises(CheckpointCorrupt, match="was changed while it was read|ends before tensor"):
+    with pytest.raises(CheckpointCorrupt, match=r"was changed while|ends before"):
         Manifest.of(Checkpoint.open(model), change)
