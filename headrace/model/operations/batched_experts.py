@@ -1,19 +1,18 @@
 """The experts of one Llama 4 layer, borrowed expert by expert.
 
 Their module gets every token once for each expert, already weighed: zeros where the router did not
-choose it.
+choose it. Both projections are stored with the input's dimension as rows.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from transformers.models.llama4.modeling_llama4 import Llama4TextExperts
 
+from headrace.model.operations.experts import ExpertsOperation
 from headrace.model.operations.linear import multiply_transposed
 from headrace.model.operations.operation import Weights
-from headrace.model.sweep_plan import Piece, WeightUse
 
 
 def is_batched_experts(module: nn.Module) -> bool:
@@ -21,44 +20,8 @@ def is_batched_experts(module: nn.Module) -> bool:
     return type(module) is Llama4TextExperts
 
 
-class BatchedExpertsOperation:
+class BatchedExpertsOperation(ExpertsOperation):
     """Expert e computes on the e-th part of its module's input."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        parameter_names: frozenset[str],
-        up: Sequence[Sequence[Piece]],
-        down: Sequence[Sequence[Piece]],
-    ) -> None:
-        """Describe a layer's experts.
-
-        Args:
-            module: The experts.
-            parameter_names: Of the two projections.
-            up: [E] pieces of gate and up together, stored [hidden, 2 * width].
-            down: [E] pieces of down, stored [width, hidden].
-        """
-        self.parameter_names = parameter_names
-        self._module: Any = module
-        self._uses = [
-            WeightUse(pieces=tuple(pieces), is_divisible=True)
-            for pair in zip(up, down, strict=True)
-            for pieces in pair
-        ]
-
-    def uses(self) -> list[WeightUse]:
-        """Of each expert gate and up, then down."""
-        return self._uses
-
-    def record(self, called: Callable[[], None]) -> None:
-        """Give zeros."""
-
-        def forward(hidden_states: Tensor) -> Tensor:
-            called()
-            return torch.zeros_like(hidden_states)
-
-        self._module.forward = forward
 
     def borrow(self, pieces: Sequence[range], weights: Weights) -> None:
         """Compute with borrowed experts, on the tokens that chose them."""
