@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from tests.support.checkpoints import layer_tensors, write_single
 from tests.support.streamer_rig import (
     feed_from,
     plan_of,
-    shared_memory_dir,
     streamer_of,
     sweep,
     units_of,
@@ -32,21 +30,10 @@ def copying(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def shared_memory() -> Iterator[Path]:
-    with shared_memory_dir() as directory:
-        yield directory
-
-
-@pytest.fixture
 def model(tmp_path: Path) -> Path:
     directory = write_single(tmp_path / "model", TENSORS)
     os.utime(directory / "model.safetensors", ns=(0, 0))  # so that any write changes it
     return directory
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"unix:{tmp_path}/streamer.sock"
 
 
 @pytest.mark.parametrize("num_slots", [1, 3])

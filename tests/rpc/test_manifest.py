@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from tests.support.lent_weights import LentWeights
 from tests.support.streamer_rig import (
     feed_from,
     plan_of,
-    shared_memory_dir,
     streamer_of,
     sweep,
     units_of,
@@ -36,17 +34,6 @@ EMBEDDING = "model.embed_tokens.weight"
 LARGE = "model.layers.1.mlp.up_proj.weight"
 """Of two blocks and a half."""
 NORM = "model.norm.weight"
-
-
-@pytest.fixture
-def shared_memory() -> Iterator[Path]:
-    with shared_memory_dir() as directory:
-        yield directory
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"unix:{tmp_path}/streamer.sock"
 
 
 @pytest.fixture

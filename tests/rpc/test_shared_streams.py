@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,10 +19,8 @@ from tests.support.streamer_rig import (
     WatchedReads,
     feed_from,
     num_mappings,
-    plan_of,
     release_all,
     rings_in,
-    shared_memory_dir,
     streamer_of,
     sweep,
     units_of,
@@ -37,24 +35,8 @@ NUM_PROBES = 1
 
 
 @pytest.fixture
-def shared_memory() -> Iterator[Path]:
-    with shared_memory_dir() as directory:
-        yield directory
-
-
-@pytest.fixture
 def model(tmp_path: Path) -> Path:
     return write_single(tmp_path / "model", TENSORS)
-
-
-@pytest.fixture
-def plan(model: Path) -> SweepPlan:
-    return plan_of(model)
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"unix:{tmp_path}/streamer.sock"
 
 
 def sweeps(

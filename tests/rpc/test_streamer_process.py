@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,10 +22,8 @@ from tests.support.streamer_rig import (
     feed_from,
     is_empty,
     num_mappings,
-    plan_of,
     release_all,
     rings_in,
-    shared_memory_dir,
     start_streamer_process,
     streamer_of,
     sweep,
@@ -50,24 +48,8 @@ asyncio.run(main())
 
 
 @pytest.fixture
-def shared_memory() -> Iterator[Path]:
-    with shared_memory_dir() as directory:
-        yield directory
-
-
-@pytest.fixture
 def model(tmp_path: Path) -> Path:
     return write_single(tmp_path / "model", TENSORS)
-
-
-@pytest.fixture
-def plan(model: Path) -> SweepPlan:
-    return plan_of(model)
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"unix:{tmp_path}/streamer.sock"
 
 
 @asynccontextmanager

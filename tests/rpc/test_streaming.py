@@ -4,7 +4,6 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,6 @@ from tests.support.streamer_rig import (
     only_buffered,
     plan_of,
     rings_in,
-    shared_memory_dir,
     small_memory_dir,
     streamer_of,
     sweep,
@@ -45,26 +43,10 @@ UNITS = units_of(TENSORS)
 
 
 @pytest.fixture
-def shared_memory() -> Iterator[Path]:
-    with shared_memory_dir() as directory:
-        yield directory
-
-
-@pytest.fixture
 def model(tmp_path: Path) -> Path:
     directory = write_single(tmp_path / "model", TENSORS)
     os.utime(directory / "model.safetensors", ns=(0, 0))  # so that any write changes it
     return directory
-
-
-@pytest.fixture
-def plan(model: Path) -> SweepPlan:
-    return plan_of(model)
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"unix:{tmp_path}/streamer.sock"
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 99])
