@@ -36,6 +36,8 @@ _KV_SHARE = 0.3
 """Of what is left when the smallest envelope is paid for."""
 _SLOT_SHARE = 0.2
 """Likewise."""
+_SLOT_SHARE_WITH_DRAFT = 0.45
+"""Slots fill while the draft guesses: they are worth as much as weights that stay."""
 _SWEEP_SHARE = 0.2
 """Likewise; what is then left keeps weights in memory."""
 
@@ -209,7 +211,7 @@ def _grown_streamed(
     sweep_bytes = min(int(_SWEEP_SHARE * left_bytes), _max_more_sweep_bytes(demand))
     kv_bytes = min(int(_KV_SHARE * left_bytes), _max_more_kv_bytes(demand, smallest))
     slots_bytes = min(
-        smallest.slots_total_bytes + int(_SLOT_SHARE * left_bytes),
+        smallest.slots_total_bytes + int(_slot_share(demand) * left_bytes),
         max(_num_slots(plan, _MAX_SLOTS) * _slot_bytes(plan) for plan in plans.values()),
     )
     weights_bytes = left_bytes - sweep_bytes - kv_bytes - (slots_bytes - smallest.slots_total_bytes)
@@ -228,6 +230,10 @@ def _grown_streamed(
         slots_total_bytes=num_slots * slot_bytes,
         resident_bytes=smallest.resident_bytes + plan.resident_bytes,
     )
+
+
+def _slot_share(demand: Demand) -> float:
+    return _SLOT_SHARE if demand.draft is None else _SLOT_SHARE_WITH_DRAFT
 
 
 def _without_kept_units(envelope: Envelope) -> Envelope:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from headrace.cli.partition import Partition
 from headrace.cli.readiness import GrpcProbe, HttpProbe, Probe, RedisProbe
 from headrace.cli.redis_server import redis_command
+from headrace.cli.runtime_settings import RUNTIME_SETTINGS
 
 STREAMER = "streamer"
 GATEWAY_DRAIN_S = 30
@@ -133,6 +134,7 @@ def _shared_environment(
         "HEADRACE_THREADS": num_threads,
         **_memory_settings(config.partition),
         "REDIS_URL": f"unix://{quote(str(directories.socket('redis')))}",
+        **RUNTIME_SETTINGS,
         **{name: value for name, value in environ.items() if value and name not in _WIRED},
         "HEADRACE_TARGET_DIR": str(config.target_dir),
         "HEADRACE_TARGET_ADDRESS": f"unix:{directories.socket('target')}",
@@ -140,9 +142,7 @@ def _shared_environment(
         "HEADRACE_GRPC_ADDRESS": f"{_bracketed(config.host)}:{config.grpc_port}",
         "HEADRACE_GAMMA": str(config.gamma),
         "HEADRACE_SHM_DIR": str(directories.shared_memory),
-        # Several processes with OpenMP on few cores stall each other when idle threads spin.
         "OMP_NUM_THREADS": num_threads,
-        "GOMP_SPINCOUNT": "30000",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",  # every model is a local directory by now
     }
