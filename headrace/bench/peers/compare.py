@@ -87,7 +87,7 @@ async def measure_peers(
         for index in range(num_rounds):
             for row in rows:
                 await _measure(row)
-                say(f"round {index + 1}: {row.as_object(target.num_bytes)}")
+                say(f"medians after round {index + 1}: {row.as_object(target.num_bytes)}")
     return [row.as_object(target.num_bytes) for row in rows]
 
 
